@@ -1,0 +1,102 @@
+"""Command line of the build: argv becomes one checked config and Beam's options; the rest of the code sees neither flags nor YAML."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.config import BuildConfig
+from shards import __version__
+from shards.errors import DONE, run
+from shards.settings import load_settings, parse_assignments
+
+_EPILOG = """\
+examples:
+  python -m pipelines build --source photos --output out/photos --resize center_crop:256
+  python -m pipelines build configs/demo.yaml --set shards.target_mb=64
+  python -m pipelines build configs/demo.yaml --direct_running_mode=multi_processing --direct_num_workers=8
+  python -m pipelines plan configs/demo.yaml
+
+Options that are not listed here are Apache Beam's (--runner, --direct_num_workers, ...).
+Exit codes: 0 done, 1 the build failed, 2 bad config or usage.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines",
+        description="Turn raw images and labels into verified TFRecord shards.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan")
+    build = _add_command(commands, "build", "write the dataset")
+    build.add_argument("--overwrite", action="store_true", help="replace a finished dataset at the output")
+    _add_command(commands, "plan", "dry run: list metadata, print images, classes, splits, shards and estimated bytes")
+    return parser
+
+
+def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file; see configs/")
+    command.add_argument("--source", metavar="PATH", help="class folder, or .csv/.jsonl listing (source.path)")
+    command.add_argument("--output", metavar="DIR", help="where the dataset goes (output)")
+    command.add_argument("--resize", metavar="MODE[:SIZE]", help="e.g. center_crop:256, keep_ratio:512 (image.resize)")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any config key, e.g. shards.target_mb=64"
+    )
+    return command
+
+
+def read_config(arguments: argparse.Namespace) -> BuildConfig:
+    """The config file with --set and then the three flags on top."""
+    overrides = parse_assignments(arguments.set)
+    flags = {"source.path": arguments.source, "output": arguments.output, "image.resize": arguments.resize}
+    overrides |= {key: value for key, value in flags.items() if value is not None}
+    if arguments.command == "plan":
+        overrides.setdefault("output", "(plan only)") if arguments.config is None else None
+    return load_settings(BuildConfig, arguments.config, overrides)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command and returns its exit code."""
+    parser = make_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    config = read_config(arguments)
+    _quieten()
+    # Imported here, so that --help and config mistakes do not wait for Beam.
+    from pipelines.build import build, plan
+    from pipelines.runner import parse_beam_options
+
+    ours = ("--source", "--output", "--resize", "--set", "--overwrite", "--help", "--version")
+    options = parse_beam_options(rest, ours=ours)
+    started = time.monotonic()
+    if arguments.command == "plan":
+        plan(config, options=options)
+    else:
+        build(config, options=options, overwrite=arguments.overwrite, started=started)
+    return DONE
+
+
+def _quieten() -> None:
+    """Keeps the chatter of dependencies out of a person's sight; what matters to them we say ourselves."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logging.basicConfig(level=logging.ERROR)
+
+
+if __name__ == "__main__":
+    sys.exit(run(lambda: main(sys.argv[1:])))

@@ -1,0 +1,116 @@
+"""The two commands as functions: a build from checks to summary, and its dry run."""
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.commit import commit
+from pipelines.config import BuildConfig
+from pipelines.layout import BuildFolder
+from pipelines.plan import Plan
+from pipelines.progress import show_progress
+from pipelines.runner import is_local, run_build, run_plan
+from pipelines.sources import check_source
+from shards.errors import UsageError
+from shards.manifest import Manifest
+
+
+def build(config: BuildConfig, *, options: PipelineOptions, overwrite: bool, started: float) -> Manifest:
+    """Builds the dataset and says what was made, where, and what to do next."""
+    check_source(config.source)
+    check_output(config)
+    folder = BuildFolder(Path(config.output))
+    folder.prepare(overwrite=overwrite)
+    with show_progress(folder):
+        plan = run_build(config, options=options)
+    check_not_empty(plan, config)
+    _say("analysing labels, pixels and columns with tf.Transform")
+    manifest = commit(plan, config, options=_analysis_options(options))
+    print_summary(manifest, config, seconds=time.monotonic() - started)
+    return manifest
+
+
+def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
+    """Lists the source and prints what a build would make."""
+    check_source(config.source)
+    planned = run_plan(config, options=options)
+    check_not_empty(planned, config)
+    print_plan(planned)
+    return planned
+
+
+def check_output(config: BuildConfig) -> None:
+    """Refuses outputs that cannot work before anything is written."""
+    output, source = Path(config.output), Path(config.source.path)
+    if "://" in config.output:
+        raise UsageError(f"output {config.output}: remote outputs are not supported yet; choose a local directory")
+    inputs = (source if source.is_dir() else source.parent).resolve()
+    if source.is_dir() and (output.resolve() == inputs or inputs in output.resolve().parents):
+        raise UsageError(f"output {output} lies inside the source {source}; the next build would read it as input")
+    if output.resolve() in (inputs, *inputs.parents):
+        raise UsageError(f"output {output} holds the source {source}; choose a directory of its own")
+
+
+def check_not_empty(plan: Plan, config: BuildConfig) -> None:
+    """Refuses a source without images."""
+    if not plan.images:
+        raise UsageError(f"source.path {config.source.path} has no image files")
+    if not plan.labels:
+        raise UsageError(f"source.path {config.source.path} has no usable row; check its path and label columns")
+
+
+def _analysis_options(options: PipelineOptions) -> PipelineOptions:
+    """Locally the analysis is small and runs in this process: TensorFlow in every worker would cost more than it saves."""
+    if is_local(options):
+        options = PipelineOptions.from_dictionary(options.get_all_options(drop_default=True))
+        options.view_as(DirectOptions).direct_running_mode = "in_memory"
+        options.view_as(DirectOptions).direct_num_workers = 1
+    return options
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_plan(plan: Plan) -> None:
+    """The plan as a table."""
+    rows = [
+        (split.name, f"{split.images:,}", f"{len(split.starts):,}", f"{split.estimated_bytes / 1e6:,.1f}")
+        for split in plan.splits
+    ]
+    total = ("total", f"{plan.images:,}", f"{len(plan.shards):,}", f"{sum(s.estimated_bytes for s in plan.splits) / 1e6:,.1f}")
+    _print_table("Plan", ("split", "images", "shards", "estimated MB"), [*rows, total])
+    shown = ", ".join(f"{label} ({plan.label_counts[label]:,})" for label in plan.labels[:12])
+    print(f"{len(plan.labels)} classes: {shown}{', ...' if len(plan.labels) > 12 else ''}")
+    print("nothing was written; build it with `python -m pipelines build` and the same arguments")
+
+
+def print_summary(manifest: Manifest, config: BuildConfig, *, seconds: float) -> None:
+    """What was made, where, and the next command."""
+    rows = [
+        (split.name, f"{split.records:,}", f"{len(split.shards):,}", f"{split.bytes / 1e6:,.1f}")
+        for split in manifest.splits
+    ]
+    _print_table(manifest.name, ("split", "images", "shards", "MB"), rows)
+    counts, rejected = manifest.counts, sum(manifest.counts.rejected.values())
+    print(f"{counts.read:,} read = {counts.written:,} written + {rejected:,} rejected + {counts.duplicates:,} duplicates")
+    if rejected:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items())
+        print(f"rejected: {reasons}; see {config.output}/rejected")
+    print(f"{len(manifest.labels):,} classes, {counts.read / seconds:,.0f} images/s, {seconds:.1f} s in all")
+    print(f"dataset: {config.output}   report: {config.output}/report.html")
+    print(f"next:    python -m shards verify {config.output}")
+
+
+def _print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for place, name in enumerate(header):
+        table.add_column(name, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,302 @@
+"""One picture file in, one stored picture out: `process_image`, the hot loop of a build, without Beam or TensorFlow.
+
+The contract:
+
+1. The format comes from the first bytes, never from the name: JPEG, PNG, BMP, GIF (first frame), WebP.
+2. Limits on bytes and pixels are checked before pixels are decoded, and on the size after the resize as well.
+3. Exif orientation is applied (JPEG, PNG, WebP); Exif that is not valid is ignored.
+4. Everything becomes 8-bit RGB: grey is replicated, palettes are expanded, alpha is composited over white, 16 bits
+   become 8 by round(v / 257), CMYK is converted by Pillow without colour profiles.
+5. The resize modes are described in `pipelines.resize`: down with area averaging, up with Lanczos.
+6. JPEG is decoded with the accurate DCT and up-sampling, scaled inside the DCT only while the picture keeps twice the
+   sides it needs. Truncated and damaged files are rejected; warnings that concern no pixel are accepted.
+7. `jpeg` is stored with 4:2:0 chroma, `png` with fixed settings. `original` keeps the file's own bytes if it is an
+   intact JPEG or (not animated) PNG, 8-bit RGB without alpha, upright, and the resize changes nothing; other pictures
+   from lossless formats (PNG, GIF, BMP) are stored as PNG and those from JPEG and WebP as JPEG.
+8. The same bytes and settings give the same result, in any thread.
+
+Whatever is wrong with a picture is a `RejectedImage`; any other exception is a bug in this code.
+"""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from pipelines.config import ImageConfig
+from pipelines.headers import Format, PngHeader, jpeg_orientation, read_png_header, read_webp_header, sniff
+from pipelines.reasons import Reason, RejectedImage
+from pipelines.resize import WHITE, Geometry, Pixels, Size, jpeg_shrink, plan_resize, resample
+
+StoredFormat = Literal["jpeg", "png"]
+Moments = tuple[float, float, float]
+
+# The caller runs several pictures at once, so OpenCV's own threads would only contend; and Intel's IPP, where a build
+# has it, rounds differently from OpenCV's own code and chooses by processor.
+cv2.setNumThreads(1)
+cv2.ipp.setUseIPP(False)
+
+# The plug-ins themselves, not Image.open: the format is known already, and our own limit replaces its bomb check.
+PLUGINS: dict[Format, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
+    "jpeg": JpegImagePlugin.JpegImageFile,
+    "png": PngImagePlugin.PngImageFile,
+    "bmp": BmpImagePlugin.BmpImageFile,
+    "gif": GifImagePlugin.GifImageFile,
+    "webp": WebPImagePlugin.WebPImageFile,
+}
+DECODER_ERRORS = (
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError,
+    ValueError, cv2.error, struct.error, zlib.error,
+)  # fmt: skip
+# libjpeg's warnings about bytes that carry no pixels; the rest ("bad Huffman code", "premature end") mean lost pixels.
+HARMLESS_JPEG_WARNINGS = (
+    "extraneous bytes before marker",
+    "Inconsistent progression sequence",
+    "Invalid SOS parameters",
+    "unknown JFIF revision",
+    "Unknown Adobe color transform",
+)
+LONGEST_SIDE: dict[StoredFormat, int] = {"jpeg": 65_500, "png": 1_000_000}
+# On photographs libpng's Sub filter with run-length matching is smaller than zlib's default, at three times the speed.
+PNG_SETTINGS = (
+    cv2.IMWRITE_PNG_COMPRESSION, 1, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_RLE,
+    cv2.IMWRITE_PNG_FILTER, cv2.IMWRITE_PNG_FILTER_SUB,
+)  # fmt: skip
+# Exif orientations 5 to 8 are mirrored along the diagonal first; then these are flipped (0 rows, 1 columns, -1 both).
+FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture as it is stored, with the moments of its pixels (RGB, values in 0..1) before they were encoded."""
+
+    data: bytes
+    format: StoredFormat
+    height: int
+    width: int
+    channel_mean: Moments
+    channel_mean_square: Moments
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file whose header was read; `decode` gives RGB pixels of its size, or less if still twice what is asked."""
+
+    format: Format
+    size: Size  # as stored in the file, before the orientation is applied
+    decode: Callable[[Size], Pixels]
+    orientation: int = 1
+    is_plain: bool = False  # 8-bit RGB without alpha: a reader of the file itself gets the pixels that we got
+
+
+def process_image(data: bytes, config: ImageConfig) -> Picture:
+    """Returns the picture that a record stores for this file; raises RejectedImage if there is none."""
+    source = open_source(data, config)
+    turned = source.orientation >= 5
+    height, width = source.size[::-1] if turned else source.size
+    plan = plan_resize(height, width, config.resize)
+    unchanged = plan.scaled == plan.final == source.size and source.orientation == 1
+    stored = stored_format(source, config)
+    check_result(plan, stored, config)
+    pixels = resample(orient(source.decode(plan.scaled[::-1] if turned else plan.scaled), source.orientation), plan)
+    keep = config.encode.format == "original" and source.is_plain and unchanged
+    encoded = data if keep else encode(pixels, stored, quality=config.encode.quality)
+    return Picture(encoded, stored, *plan.final, *channel_moments(pixels))
+
+
+def open_source(data: bytes, config: ImageConfig) -> Source:
+    """Reads the header of a picture that is within the limits."""
+    if not data:
+        raise RejectedImage(Reason.EMPTY_FILE, "file has no bytes")
+    if len(data) > config.max_file_mb * 1e6:
+        message = f"file has {len(data) / 1e6:.1f} MB, image.max_file_mb is {config.max_file_mb:g}"
+        raise RejectedImage(Reason.FILE_TOO_LARGE, message)
+    form = sniff(data)
+    if form is None:
+        message = f"file starts with {data[:8]!r}, which is not JPEG, PNG, BMP, GIF or WebP"
+        raise RejectedImage(Reason.UNKNOWN_FORMAT, message)
+    source = OPENERS[form](data) if form in OPENERS else open_with_pillow(form, data)
+    if min(source.size) < 1:
+        raise RejectedImage(Reason.DECODE_FAILED, f"{form} picture has no pixels ({_show(source.size)})")
+    _check_pixels(source.size, "picture has", config)
+    return source
+
+
+def check_result(plan: Geometry, stored: StoredFormat, config: ImageConfig) -> None:
+    """Rejects a picture that the resize would blow up (a very long one, say), or that its stored format cannot hold."""
+    _check_pixels(plan.scaled, "resize would make", config)
+    if max(plan.final) > LONGEST_SIDE[stored]:
+        limit = f"{stored} holds at most {LONGEST_SIDE[stored]} pixels a side"
+        raise RejectedImage(Reason.TOO_MANY_PIXELS, f"stored picture would be {_show(plan.final)}, {limit}")
+
+
+def _check_pixels(size: Size, subject: str, config: ImageConfig) -> None:
+    megapixels = size[0] * size[1] / 1e6
+    if megapixels > config.max_megapixels:
+        limit = f"image.max_megapixels is {config.max_megapixels:g}"
+        raise RejectedImage(Reason.TOO_MANY_PIXELS, f"{subject} {megapixels:.1f} megapixels ({_show(size)}), {limit}")
+
+
+def _show(size: Size) -> str:
+    return f"{size[1]}x{size[0]}"
+
+
+def open_jpeg(data: bytes) -> Source:
+    """Opens JPEG files, and the first picture of MPO files."""
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:  # Cut, odd (rare chroma layouts) or with harmless warnings: Pillow tells these apart.
+        return open_with_pillow("jpeg", data, orientation=jpeg_orientation(data))
+    size, is_rgb = (int(height), int(width)), colours not in ("CMYK", "YCCK")
+    decode = partial(_decode_jpeg, data, size, is_rgb)
+    return Source("jpeg", size, decode, jpeg_orientation(data), is_plain=is_rgb and colours != "Gray")
+
+
+def _decode_jpeg(data: bytes, size: Size, is_rgb: bool, scaled: Size) -> Pixels:
+    shrink = jpeg_shrink(size, scaled)
+    sides = {"min_height": -(-size[0] // shrink), "min_width": -(-size[1] // shrink)}
+    try:
+        pixels = simplejpeg.decode_jpeg(data, "RGB" if is_rgb else "CMYK", fastdct=False, fastupsample=False, **sides)
+    except (ValueError, MemoryError) as error:
+        if not any(warning in str(error) for warning in HARMLESS_JPEG_WARNINGS):
+            raise _rejection("jpeg", error) from error
+        return _decode_with_pillow("jpeg", data)
+    # CMYK was decoded only to prove that the file is whole, of which simplejpeg is a stricter judge than Pillow.
+    return pixels if is_rgb else _decode_with_pillow("jpeg", data)
+
+
+def open_png(data: bytes) -> Source:
+    """Opens PNG files, and the default picture of animated ones."""
+    header = read_png_header(data)
+    is_rgb = header.depth == 8 and header.colour_type == 2 and header.is_opaque and not header.animated
+    decode = partial(_decode_png, data, header)
+    return Source("png", (header.height, header.width), decode, header.orientation, is_plain=is_rgb)
+
+
+def _decode_png(data: bytes, header: PngHeader, scaled: Size) -> Pixels:
+    if header.depth == 16:
+        return _decode_deep_png(data, header)
+    # OpenCV is the faster one, but it does not composite alpha, and of an animation it may give another picture.
+    if header.depth == 8 and header.colour_type in (0, 2) and header.is_opaque and not header.animated:
+        return _decode_with_opencv("png", data, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    return _decode_with_pillow("png", data)
+
+
+def _decode_deep_png(data: bytes, header: PngHeader) -> Pixels:
+    # Pillow drops the low byte of 16-bit colours instead of rounding.
+    deep = _decode_with_opencv("png", data, cv2.IMREAD_UNCHANGED)
+    if deep.ndim == 2:
+        if header.transparency is not None:  # OpenCV ignores the transparent grey; over white it is white.
+            deep[deep == int.from_bytes(header.transparency, "big")] = 65535
+        deep = cv2.cvtColor(deep, cv2.COLOR_GRAY2BGR)
+    elif deep.shape[2] == 4:
+        colour, alpha = deep[..., :3].astype(np.uint32), deep[..., 3:].astype(np.uint32)
+        deep = (colour * alpha + 65535 * (65535 - alpha) + 32767) // 65535  # fits: at most 65535 * 65535 + 32767
+    return ((deep[..., ::-1].astype(np.uint32, order="C") + 128) // 257).astype(np.uint8)  # round(v / 257), BGR to RGB
+
+
+def open_webp(data: bytes) -> Source:
+    """Opens WebP files, and the first frame of animated ones."""
+    header = read_webp_header(data)
+    decode = partial(_decode_webp, data, header.simple)
+    return Source("webp", (header.height, header.width), decode, header.orientation)
+
+
+def _decode_webp(data: bytes, is_simple: bool, scaled: Size) -> Pixels:
+    # Both use libwebp and give the same pixels; OpenCV takes two thirds of the time but knows no alpha and no frames.
+    return _decode_with_opencv("webp", data, cv2.IMREAD_COLOR_RGB) if is_simple else _decode_with_pillow("webp", data)
+
+
+OPENERS: dict[Format, Callable[[bytes], Source]] = {"jpeg": open_jpeg, "png": open_png, "webp": open_webp}
+
+
+def open_with_pillow(form: Format, data: bytes, *, orientation: int = 1) -> Source:
+    """Opens GIF, BMP and whatever is too unusual for the faster decoders."""
+    with _rejections(form):
+        width, height = PLUGINS[form](io.BytesIO(data)).size
+    return Source(form, (height, width), lambda scaled: _decode_with_pillow(form, data), orientation)
+
+
+def _decode_with_pillow(form: Format, data: bytes) -> Pixels:
+    with _rejections(form):
+        image: Image.Image = PLUGINS[form](io.BytesIO(data))
+        image.load()
+        if image.has_transparency_data:
+            return np.asarray(_over_white(image.convert("RGBA")))
+        return np.asarray(image.convert("RGB"))
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGB", image.size, WHITE)
+    white.paste(image, mask=image)
+    return white
+
+
+def _decode_with_opencv(form: Format, data: bytes, flags: int) -> npt.NDArray[Any]:
+    with _rejections(form):
+        pixels: npt.NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    if pixels is None:
+        raise RejectedImage(Reason.DECODE_FAILED, f"{form} data is damaged")
+    return pixels
+
+
+@contextmanager
+def _rejections(form: Format) -> Iterator[None]:
+    """Turns what a decoder raises on bad bytes into a rejection; wraps decoder calls only: our own bugs must show."""
+    try:
+        yield
+    except (Image.DecompressionBombError, *DECODER_ERRORS) as error:
+        raise _rejection(form, error) from error
+
+
+def _rejection(form: Format, error: Exception) -> RejectedImage:
+    message = f"{form}: {error or type(error).__name__}"
+    if isinstance(error, Image.DecompressionBombError):  # Only a GIF frame beyond its own canvas comes this far.
+        return RejectedImage(Reason.TOO_MANY_PIXELS, message)
+    # A plug-in of Pillow that ran out of bytes in the header says so only in the cause.
+    ran_out = isinstance(error.__cause__, (IndexError, EOFError, struct.error)) or isinstance(error, EOFError)
+    words = str(error).lower()
+    if ran_out or any(word in words for word in ("truncated", "premature end", "not enough image data")):
+        return RejectedImage(Reason.TRUNCATED, message)
+    return RejectedImage(Reason.DECODE_FAILED, message)
+
+
+def orient(pixels: Pixels, orientation: int) -> Pixels:
+    """Turns stored pixels upright, as Exif asks."""
+    if orientation >= 5:
+        pixels = cv2.transpose(pixels)
+    return cv2.flip(pixels, FLIPS[orientation]) if orientation in FLIPS else pixels
+
+
+def channel_moments(pixels: Pixels) -> tuple[Moments, Moments]:
+    """Returns the mean and the mean square of R, G and B, on a scale of 0..1."""
+    means, deviations = cv2.meanStdDev(pixels)
+    red, green, blue = (value / 255 for value in means.ravel().tolist())
+    red_sd, green_sd, blue_sd = (value / 255 for value in deviations.ravel().tolist())
+    return (red, green, blue), (red_sd**2 + red**2, green_sd**2 + green**2, blue_sd**2 + blue**2)
+
+
+def stored_format(source: Source, config: ImageConfig) -> StoredFormat:
+    """Returns the format of the record's bytes; `original` never makes a lossless picture lossy."""
+    if config.encode.format != "original":
+        return config.encode.format
+    return "png" if source.format in ("png", "gif", "bmp") else "jpeg"
+
+
+def encode(pixels: Pixels, stored: StoredFormat, *, quality: int) -> bytes:
+    """Returns the file bytes of RGB pixels."""
+    if stored == "jpeg":
+        return simplejpeg.encode_jpeg(pixels, quality, "RGB", "420", fastdct=False)
+    done, data = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), PNG_SETTINGS)
+    assert done, "sides were checked by check_result"
+    return bytes(data.tobytes())

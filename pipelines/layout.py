@@ -1,0 +1,110 @@
+"""Where a build puts things: the dataset's own files, and the working files under `.build` that a finished build leaves no trace of."""
+
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.plan import Plan, SplitPlan
+from pipelines.values import PlannedShard, Receipt
+from shards.errors import UsageError
+from shards.files import write_atomically
+from shards.manifest import MANIFEST
+
+
+@dataclass(frozen=True)
+class BuildFolder:
+    """The paths of one output directory."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        """Written last; its existence means that the dataset is complete."""
+        return self.root / MANIFEST
+
+    @property
+    def work(self) -> Path:
+        """Receipts, facts and progress of a build that is under way."""
+        return self.root / ".build"
+
+    @property
+    def plan(self) -> Path:
+        """The shard plan, for those who watch the build."""
+        return self.work / "plan.json"
+
+    def shard(self, shard: PlannedShard) -> Path:
+        """The TFRecord file."""
+        return self.root / f"{shard.name}.tfrecord"
+
+    def index(self, shard: PlannedShard) -> Path:
+        """The index beside it."""
+        return self.root / f"{shard.name}.idx"
+
+    def rejects(self, shard: PlannedShard) -> Path:
+        """The inputs that this shard did not take."""
+        return self.root / "rejected" / f"{shard.slug}.jsonl"
+
+    def receipt(self, shard: PlannedShard) -> Path:
+        """What the finished shard says of itself."""
+        return self.work / "receipts" / f"{shard.slug}.json"
+
+    def facts(self, shard: PlannedShard) -> Path:
+        """One row per example, for tf.Transform."""
+        return self.work / "facts" / f"{shard.slug}.arrow"
+
+    def progress(self, shard: PlannedShard) -> Path:
+        """How far the shard's worker is."""
+        return self.work / "progress" / shard.slug
+
+    def prepare(self, *, overwrite: bool) -> None:
+        """Makes an empty output directory; refuses to touch what is not an unfinished build, unless told to overwrite."""
+        if self.root.exists() and not self.root.is_dir():
+            raise UsageError(f"output {self.root} is a file; choose a directory")
+        occupied = self.root.is_dir() and any(self.root.iterdir())
+        if occupied and self.manifest.exists() and not overwrite:
+            raise UsageError(
+                f"output {self.root} already holds a finished dataset; choose another --output, or pass --overwrite"
+            )
+        if occupied and not (self.manifest.exists() or self.work.is_dir()):
+            raise UsageError(f"output {self.root} is not empty and not a dataset; choose another --output")
+        try:
+            self._make_empty()
+        except OSError as error:
+            raise UsageError(f"output {self.root} cannot be written: {error.strerror}") from error
+
+    def _make_empty(self) -> None:
+        # The manifest goes first: from here on nothing looks like a complete dataset.
+        self.manifest.unlink(missing_ok=True)
+        if self.root.is_dir():
+            for path in self.root.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for name in ("receipts", "facts", "progress"):
+            (self.work / name).mkdir(parents=True)
+        (self.root / "rejected").mkdir()
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Stores the plan, and makes the folders that it names."""
+    for split in plan.splits:
+        (path.parent.parent / split.name).mkdir(exist_ok=True)
+    write_atomically(path, json.dumps(dataclasses.asdict(plan)).encode())
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads a stored plan."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    splits = tuple(SplitPlan(**split | {"starts": tuple(split["starts"])}) for split in values["splits"])
+    return Plan(labels=tuple(values["labels"]), label_counts=values["label_counts"], splits=splits)
+
+
+def save_receipt(receipt: Receipt, path: Path) -> None:
+    """Stores a receipt; the shard counts as written from here on."""
+    write_atomically(path, json.dumps(dataclasses.asdict(receipt)).encode())
+
+
+def load_receipt(path: Path) -> Receipt:
+    """Reads a stored receipt."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return Receipt(**values | {"smallest": tuple(values["smallest"]), "largest": tuple(values["largest"])})

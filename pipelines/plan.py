@@ -1,0 +1,195 @@
+"""Decides, from metadata alone, which split and which shard every example goes to. Pure functions; Beam only carries them.
+
+The split is a salted hash of the group or key against the fractions. Inside a split, examples lie in the order of another
+hash of the key, and a shard is a range of that order. The ranges are cut on a histogram of hash prefixes, so that shards are
+even and stay within the asked size, and a shard still needs nothing but a lookup, however many images there are.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pipelines.config import BuildConfig, ImageConfig, ShardsConfig, SplitsConfig
+from pipelines.values import ImageRef, PlannedShard
+from shards.errors import UsageError
+from shards.records import FRAMING_BYTES
+
+# 2^20 prefixes: shards of a billion images are still cut to within a thousandth, and the histogram stays below 100 MB.
+PREFIX_BITS = 20
+# What a record holds besides the picture: feature names, key, label name, numbers.
+_EXAMPLE_OVERHEAD = 160 + FRAMING_BYTES
+MEGABYTE = 1_000_000
+
+
+def stable_hash(text: str, *, salt: str) -> int:
+    """A 64-bit hash that is the same on every machine and in every release."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=salt.encode()[:64]).digest()
+    return int.from_bytes(digest, "big")
+
+
+def order_hash(key: str) -> int:
+    """Where a key stands in its split; independent of the hash that chose the split."""
+    return stable_hash(key, salt="order")
+
+
+def choose_split(ref: ImageRef, splits: SplitsConfig) -> str:
+    """The split the source gives, or the one that the salted hash of group or key falls in."""
+    if ref.split and splits.use_given:
+        return ref.split
+    # An explicit group is hashed apart from keys, so that a group called like a key is not tied to it.
+    subject = f"group\0{ref.group}" if ref.group else ref.key
+    position = stable_hash(subject, salt=f"split\0{splits.salt}") / 2**64
+    bound = 0.0
+    for name, fraction in splits.fractions.items():
+        bound += fraction
+        if position < bound:
+            return name
+    return next(name for name, fraction in reversed(splits.fractions.items()) if fraction > 0)
+
+
+def estimate_record_bytes(ref: ImageRef, image: ImageConfig) -> int:
+    """The size of a ref's record, guessed without opening the file."""
+    return _estimate_picture_bytes(ref.size, image) + _EXAMPLE_OVERHEAD + 2 * len(ref.key)
+
+
+def _estimate_picture_bytes(file_bytes: int, image: ImageConfig) -> int:
+    if image.resize.mode == "none":
+        return file_bytes
+    height, width = image.resize.box
+    pixels = height * width * (4 / 3 if image.resize.mode.startswith("keep_ratio") else 1)
+    # Photographs of a few hundred pixels: 0.15 to 0.5 bytes per pixel as JPEG of quality 75 to 95, about 2 as PNG.
+    quality = image.encode.quality
+    density = 2.0 if image.encode.format == "png" else 0.15 if quality <= 75 else 0.15 + (quality - 75) * 0.0175
+    resized = round(pixels * density)
+    return min(resized, file_bytes) if image.resize.only_if_larger else resized
+
+
+@dataclass
+class Listing:
+    """What the refs add up to: per split a histogram of order-hash prefixes, and the label counts."""
+
+    images: Counter[tuple[str, int]] = field(default_factory=Counter)
+    bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    labels: Counter[str] = field(default_factory=Counter)
+
+    def add(self, ref: ImageRef, config: BuildConfig) -> "Listing":
+        """Counts one ref."""
+        cell = choose_split(ref, config.splits), order_hash(ref.key) >> (64 - PREFIX_BITS)
+        self.images[cell] += 1
+        self.bytes[cell] += estimate_record_bytes(ref, config.image)
+        if not ref.fault:
+            self.labels[ref.label] += 1
+        return self
+
+    def merge(self, other: "Listing") -> "Listing":
+        """Adds another part of the listing."""
+        self.images.update(other.images)
+        self.bytes.update(other.bytes)
+        self.labels.update(other.labels)
+        return self
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """A split's shards as ranges of hash prefixes: shard i starts at `starts[i]`."""
+
+    name: str
+    images: int
+    estimated_bytes: int
+    first_number: int
+    starts: tuple[int, ...]
+
+    def shard_of(self, ref: ImageRef) -> PlannedShard:
+        """The shard that holds a ref of this split."""
+        index = bisect_right(self.starts, order_hash(ref.key) >> (64 - PREFIX_BITS)) - 1
+        return PlannedShard(number=self.first_number + index, split=self.name, index=index)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole build, decided: labels in id order, and every split's shards."""
+
+    labels: tuple[str, ...]
+    label_counts: Mapping[str, int]
+    splits: tuple[SplitPlan, ...]
+
+    @property
+    def images(self) -> int:
+        """Inputs listed."""
+        return sum(split.images for split in self.splits)
+
+    @property
+    def shards(self) -> tuple[PlannedShard, ...]:
+        """Every shard, by number."""
+        return tuple(
+            PlannedShard(number=split.first_number + index, split=split.name, index=index)
+            for split in self.splits
+            for index in range(len(split.starts))
+        )
+
+    def split(self, name: str) -> SplitPlan:
+        """The plan of one split."""
+        return next(split for split in self.splits if split.name == name)
+
+
+def make_plan(listing: Listing, config: BuildConfig) -> Plan:
+    """Turns counts into shard ranges and label ids; labels are sorted names, so ids depend on nothing else."""
+    splits: list[SplitPlan] = []
+    for name in split_order({name for name, _ in listing.images}, config.splits):
+        cells = sorted((prefix, count) for (split, prefix), count in listing.images.items() if split == name)
+        prefixes, weights = [prefix for prefix, _ in cells], [listing.bytes[name, prefix] for prefix, _ in cells]
+        images = sum(count for _, count in cells)
+        starts = choose_ranges(name, prefixes, weights, images=images, config=config.shards)
+        first = splits[-1].first_number + len(splits[-1].starts) if splits else 0
+        splits.append(SplitPlan(name, images, sum(weights), first, starts))
+    return Plan(tuple(sorted(listing.labels)), dict(sorted(listing.labels.items())), tuple(splits))
+
+
+def split_order(names: Iterable[str], splits: SplitsConfig) -> list[str]:
+    """Splits in the order of the config's fractions, then the source's own by name."""
+    present = set(names)
+    configured = [name for name in splits.fractions if name in present]
+    return configured + sorted(present - set(configured))
+
+
+def choose_ranges(
+    split: str, prefixes: list[int], weights: list[int], *, images: int, config: ShardsConfig
+) -> tuple[int, ...]:
+    """Where each shard of a split starts: exactly `count` of them, or as few as keep all within `target_mb`."""
+    fixed = config.count.get(split) if isinstance(config.count, dict) else config.count
+    if fixed is not None:
+        if fixed > images:
+            raise UsageError(f"shards.count asks for {fixed} shards, but {split} has {images} images; ask for fewer")
+        return cut_evenly(prefixes, weights, count=fixed)
+    # One image larger than the target needs a shard of its own, and must not shrink all the others.
+    limit = max(round(config.target_mb * MEGABYTE), *weights, 1)
+    count = max(-(-sum(weights) // limit), config.min_count)
+    starts = cut_evenly(prefixes, weights, count=count)
+    while max(range_weights(prefixes, weights, starts)) > limit and len(starts) < len(prefixes):
+        count += max(1, count // 100)
+        starts = cut_evenly(prefixes, weights, count=count)
+    return starts
+
+
+def cut_evenly(prefixes: list[int], weights: list[int], *, count: int) -> tuple[int, ...]:
+    """Cuts sorted prefixes into `count` ranges of nearly equal weight, none empty; returns where each range starts."""
+    count = min(count, len(prefixes))
+    total, done, starts = sum(weights), 0, [0]
+    for position, weight in enumerate(weights):
+        left = len(prefixes) - position
+        # A new range starts once its even share of the weight is reached, or when each prefix left must start one.
+        due = done * count >= total * len(starts) or left <= count - len(starts)
+        if position and len(starts) < count and due:
+            starts.append(prefixes[position])
+        done += weight
+    return tuple(starts)
+
+
+def range_weights(prefixes: list[int], weights: list[int], starts: tuple[int, ...]) -> list[int]:
+    """What each range weighs."""
+    totals = [0] * len(starts)
+    for prefix, weight in zip(prefixes, weights, strict=True):
+        totals[bisect_right(starts, prefix) - 1] += weight
+    return totals

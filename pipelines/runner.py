@@ -1,0 +1,104 @@
+"""Runs the Beam job: options with the local runner as default, slips found early, and failures told in the user's words."""
+
+import difflib
+import os
+import re
+import tempfile
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+
+from pipelines.config import BuildConfig
+from pipelines.layout import BuildFolder, load_plan
+from pipelines.pipeline import ListImages, PlanShards, WriteShards
+from pipelines.plan import Plan
+from shards.errors import ShardsmithError, UsageError
+
+# Plain DirectRunner first tries to download Prism and then changes behaviour quietly; this one never does.
+LOCAL_RUNNER = "FnApiRunner"
+_LOCAL_RUNNERS = {LOCAL_RUNNER, "DirectRunner", "SwitchingDirectRunner", "BundleBasedDirectRunner"}
+
+
+def parse_beam_options(arguments: Sequence[str], *, ours: Sequence[str]) -> PipelineOptions:
+    """Beam's options; refuses what neither Beam nor we know (`ours`), which Beam itself would ignore."""
+    options = PipelineOptions(list(arguments))
+    if not options.view_as(StandardOptions).runner:
+        options.view_as(StandardOptions).runner = LOCAL_RUNNER
+    parser = _beam_parser()
+    _, unknown = parser.parse_known_args(list(arguments))
+    known = [*ours, *parser._option_string_actions]
+    for argument in unknown:
+        name = argument.split("=")[0]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        # Other runners take options that only their Java side knows; those pass unless they look like a slip.
+        if near or is_local(options):
+            hint = f"did you mean {near[0]}?" if near else "see --help; Beam's own options are passed through"
+            raise UsageError(f"unknown option {name!r}; {hint}")
+    return options
+
+
+def _beam_parser() -> ArgumentParser:
+    parser = ArgumentParser(allow_abbrev=False, add_help=False)
+    for kind in PipelineOptions.__subclasses__():
+        if "_add_argparse_args" in vars(kind):
+            kind._add_argparse_args(parser)
+    return parser
+
+
+def is_local(options: PipelineOptions) -> bool:
+    """Whether the job runs on this machine, in the runner that comes with Beam."""
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[2] in _LOCAL_RUNNERS
+
+
+def threads_per_worker(options: PipelineOptions) -> int:
+    """How many pictures a worker processes at once, so that all workers together fill the machine."""
+    direct = options.view_as(DirectOptions)
+    if not is_local(options):
+        return 2  # The runner places one worker per core; the second thread reads while the first computes.
+    cores = os.cpu_count() or 1
+    workers = 1 if direct.direct_running_mode == "in_memory" else direct.direct_num_workers or cores
+    return max(1, -(-cores // workers))
+
+
+def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
+    """Lists the source and plans the build, without opening an image or touching the output."""
+    with tempfile.TemporaryDirectory() as scratch, explain_failures(config):
+        path = Path(scratch) / "work" / "plan.json"
+        path.parent.mkdir()
+        with beam.Pipeline(options=options) as pipeline:
+            _ = pipeline | "ListImages" >> ListImages(config) | "PlanShards" >> PlanShards(config, path)
+        return load_plan(path)
+
+
+def run_build(config: BuildConfig, *, options: PipelineOptions) -> Plan:
+    """Writes every shard and returns the plan that was carried out."""
+    path = BuildFolder(Path(config.output)).plan
+    with explain_failures(config):
+        with beam.Pipeline(options=options) as pipeline:
+            refs = pipeline | "ListImages" >> ListImages(config)
+            plan = refs | "PlanShards" >> PlanShards(config, path)
+            _ = refs | "WriteShards" >> WriteShards(config, beam.pvalue.AsSingleton(plan), threads_per_worker(options))
+        return load_plan(path)
+
+
+@contextmanager
+def explain_failures(config: BuildConfig) -> Iterator[None]:
+    """Turns what Beam wraps around a worker's failure back into the failure itself, where a user can act on it."""
+    try:
+        yield
+    except ShardsmithError:
+        raise
+    except Exception as error:
+        # Other processes hand exceptions over as text; ours are found again by their class name.
+        ours = re.search(r"shards\.errors\.(UsageError|ShardsmithError): (.+?)(?: \[while running|\n|$)", str(error))
+        if ours:
+            raise {"UsageError": UsageError}.get(ours[1], ShardsmithError)(ours[2]) from error
+        system = re.search(r"(?:OSError|PermissionError|FileNotFoundError): \[Errno \d+\] (.+?)(?: \[while|\n|$)", str(error))
+        if isinstance(error, OSError) or system:
+            problem = system[1] if system else str(error)
+            raise ShardsmithError(f"the build stopped: {problem}; output {config.output} is incomplete") from error
+        raise

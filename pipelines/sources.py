@@ -1,0 +1,236 @@
+"""Lists inputs as references: class folders, split/class folders, and CSV or JSONL listings. Metadata only, no image is opened.
+
+Keys are source-relative paths with forward slashes in NFC, or the listing's `id`; never an absolute path. What is wrong with the
+source as a whole is an error before work starts (`check_source`); what is wrong with one row becomes that row's fault.
+"""
+
+import csv
+import json
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pipelines.config import ColumnConfig, SourceConfig
+from pipelines.values import ImageRef, Scalar
+from shards.errors import UsageError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp"})
+SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"})
+REQUIRED_COLUMNS = ("path", "label")
+OPTIONAL_COLUMNS = ("split", "group", "id")
+
+
+class Partition(NamedTuple):
+    """A piece of a source that one worker lists: a class directory, or a listing file."""
+
+    kind: Literal["folder", "csv", "jsonl"]
+    root: str
+    path: str
+    split: str = ""
+    label: str = ""
+
+
+def source_kind(source: SourceConfig) -> Literal["folder", "csv", "jsonl"]:
+    """The kind asked for, or what the path itself says."""
+    if source.kind != "auto":
+        return source.kind
+    if os.path.isdir(source.path):
+        return "folder"
+    suffix = Path(source.path).suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
+        raise UsageError(f"source.path {source.path}: neither a directory nor a .csv or .jsonl file; set source.kind")
+    return "csv" if suffix == ".csv" else "jsonl"
+
+
+def check_source(source: SourceConfig) -> None:
+    """Refuses, before any work, a source that cannot be listed."""
+    if "://" in source.path:
+        raise UsageError(f"source.path {source.path}: remote paths are not supported yet; mount or copy the data")
+    if not os.path.exists(source.path):
+        raise UsageError(f"source.path {source.path} does not exist")
+    kind = source_kind(source)
+    if kind == "folder":
+        if not os.path.isdir(source.path):
+            raise UsageError(f"source.path {source.path} is not a directory; set source.kind to csv or jsonl")
+        if source.columns:
+            raise UsageError("source.columns needs a csv or jsonl listing; a folder has no extra columns")
+        if not partition_source(source):
+            raise UsageError(
+                f"source.path {source.path} has no class folders; expected {source.path}/<class>/<image>, or a listing"
+            )
+    else:
+        _check_listing(source, kind)
+
+
+def _check_listing(source: SourceConfig, kind: str) -> None:
+    if os.path.isdir(source.path):
+        raise UsageError(f"source.path {source.path} is a directory, but source.kind is {kind}")
+    reserved = set(REQUIRED_COLUMNS + OPTIONAL_COLUMNS) | {"image", "key", "label_name", "height", "width", "pixel", "pixel_square"}
+    if clash := sorted(reserved & set(source.columns)):
+        raise UsageError(f"source.columns: {clash[0]!r} is a name of our own; rename the column in the listing")
+    first = next(_read_rows(source.path, kind), None)
+    if first is None:
+        raise UsageError(f"{source.path} lists no images")
+    known = set(first.values)
+    for column in (*REQUIRED_COLUMNS, *source.columns):
+        if column not in known and not first.fault:
+            raise UsageError(f"{source.path} has no column {column!r}; it has {', '.join(sorted(known))}")
+
+
+def partition_source(source: SourceConfig) -> list[Partition]:
+    """Cuts a source into pieces that workers list independently."""
+    kind = source_kind(source)
+    if kind != "folder":
+        return [Partition(kind, str(Path(source.path).parent), source.path)]
+    root = source.path
+    if folder_layout(source) == "class":
+        return [Partition("folder", root, f"{root}/{name}", label=name) for name in _subdirectories(root)]
+    return [
+        Partition("folder", root, f"{root}/{split}/{name}", split=split, label=name)
+        for split in _subdirectories(root)
+        for name in _subdirectories(f"{root}/{split}")
+    ]
+
+
+def folder_layout(source: SourceConfig) -> Literal["class", "split_class"]:
+    """The layout asked for; `auto` sees split folders when every top folder is called like a split."""
+    if source.layout != "auto":
+        return source.layout
+    names = _subdirectories(source.path)
+    return "split_class" if names and all(name.lower() in SPLIT_NAMES for name in names) else "class"
+
+
+def _subdirectories(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def list_partition(partition: Partition, columns: Mapping[str, ColumnConfig]) -> Iterator[ImageRef]:
+    """Yields the refs of one partition."""
+    if partition.kind == "folder":
+        return _list_folder(partition)
+    return _list_rows(partition, columns)
+
+
+def _list_folder(partition: Partition) -> Iterator[ImageRef]:
+    for entry in _walk(partition.path):
+        key = make_key(os.path.relpath(entry.path, partition.root))
+        label = unicodedata.normalize("NFC", partition.label)
+        yield ImageRef(key, label, entry.path, entry.stat().st_size, split=partition.split)
+
+
+def _walk(path: str) -> Iterator[os.DirEntry[str]]:
+    """Image files below a directory; directory links are not followed, so that loops cannot trap the listing."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
+                yield entry
+
+
+def make_key(path: str) -> str:
+    """A path as a key: forward slashes, NFC, and undecodable bytes spelt out."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return unicodedata.normalize("NFC", text.replace(os.sep, "/"))
+
+
+class _Row(NamedTuple):
+    line: int
+    values: dict[str, Any]
+    fault: str = ""
+
+
+def _read_rows(path: str, kind: str) -> Iterator[_Row]:
+    """Streams a listing; a line that cannot be parsed is a row with a fault."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            yield from _csv_rows(stream) if kind == "csv" else _jsonl_rows(stream)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _csv_rows(stream: Iterable[str]) -> Iterator[_Row]:
+    reader = csv.DictReader(stream)
+    for values in reader:
+        extra = values.pop(None, None)
+        short = [name for name, value in values.items() if value is None]
+        fault = "more cells than the header has columns" if extra else f"no cell for {short[0]}" if short else ""
+        yield _Row(reader.line_num, values, fault)
+
+
+def _jsonl_rows(stream: Iterable[str]) -> Iterator[_Row]:
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            try:
+                values = json.loads(line)
+            except json.JSONDecodeError as error:
+                yield _Row(number, {}, f"not JSON: {error.msg}")
+                continue
+            yield _Row(number, values) if isinstance(values, dict) else _Row(number, {}, "not a JSON object")
+
+
+def _list_rows(partition: Partition, columns: Mapping[str, ColumnConfig]) -> Iterator[ImageRef]:
+    for row in _read_rows(partition.path, partition.kind):
+        yield _row_ref(row, partition, columns)
+
+
+def _row_ref(row: _Row, partition: Partition, columns: Mapping[str, ColumnConfig]) -> ImageRef:
+    place = f"{os.path.basename(partition.path)} line {row.line}"
+    fault = row.fault or _row_fault(row.values, columns)
+    if fault:
+        return ImageRef(key=place, label="", location=partition.path, size=0, fault=f"{place}: {fault}")
+    text = {name: str(row.values.get(name) or "") for name in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)}
+    location = os.path.normpath(os.path.join(partition.root, text["path"]))
+    return ImageRef(
+        key=unicodedata.normalize("NFC", text["id"]) or _listing_key(location, partition.root),
+        label=unicodedata.normalize("NFC", str(row.values["label"])),
+        location=location,
+        size=_file_size(location),
+        split=text["split"],
+        group=text["group"],
+        columns=tuple(_cast(row.values[name], column) for name, column in columns.items()),
+    )
+
+
+def _row_fault(values: Mapping[str, Any], columns: Mapping[str, ColumnConfig]) -> str:
+    for name in REQUIRED_COLUMNS:
+        if values.get(name) in (None, ""):
+            return f"{name} is empty"
+    split = values.get("split") or ""
+    if split and not str(split).isidentifier():
+        return f"split {split!r} must be letters, digits and underscores"
+    for name, column in columns.items():
+        try:
+            _cast(values.get(name), column)
+        except (TypeError, ValueError):
+            return f"column {name} holds {values.get(name)!r}, which is not {column.type}"
+    return ""
+
+
+def _cast(value: Any, column: ColumnConfig) -> Scalar:
+    if column.type == "text":
+        return "" if value is None else str(value)
+    if column.type == "float":
+        return float(value)
+    number = int(value)
+    if isinstance(value, float) and value != number:
+        raise ValueError(f"{value} is not an int")
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{value} does not fit in 64 bits")
+    return number
+
+
+def _listing_key(location: str, root: str) -> str:
+    relative = os.path.relpath(location, root)
+    # Outside the listing's folder the absolute path, without its root, is the only stable name there is.
+    return make_key(os.path.abspath(location).lstrip("/") if relative.startswith("..") else relative)
+
+
+def _file_size(location: str) -> int:
+    try:
+        return os.stat(location).st_size
+    except OSError:
+        return 0  # Reading it will say what is wrong, and the reject will name it.

@@ -1,0 +1,104 @@
+"""The one module that knows tf.Transform: analyses the facts of a build and saves the graph that training and serving apply.
+
+The graph treats a picture as a batch of pixels: its input `pixel` has one RGB row in [0, 1] per pixel, and the analysis feeds it
+each picture's mean colour. So the normalisation is learnt from moments, a hundred bytes per image, and applied to pictures
+of any size. Every image counts once, whatever its size. Extra columns keep their names; rows of different inputs are
+independent, so whoever has no use for one feeds it no rows.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import tensorflow as tf
+import tensorflow_transform as tft
+import tensorflow_transform.beam as tft_beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from tensorflow_metadata.proto.v0 import schema_pb2
+from tfx_bsl.tfxio.tensor_adapter import TensorAdapterConfig
+
+from pipelines.config import ColumnConfig
+from pipelines.facts import LABEL_NAME, PIXEL, PIXEL_SQUARE, facts_schema, read_facts
+
+LABEL_FREQUENCY = "label_frequency"
+Tensors = Mapping[str, Any]
+
+
+def analyze_facts(
+    files: Iterable[Path],
+    output: Path,
+    *,
+    labels: Sequence[str],
+    columns: Mapping[str, ColumnConfig],
+    options: PipelineOptions,
+) -> None:
+    """Runs one analysis over the facts files and saves the SavedModel at `output`/transform_fn."""
+    adapter = TensorAdapterConfig(facts_schema(columns), _tensor_representations(columns))
+    preprocess = partial(preprocess_facts, labels=tuple(labels), columns=dict(columns))
+    with (
+        tempfile.TemporaryDirectory(dir=output) as scratch,
+        tft_beam.Context(temp_dir=scratch),
+        beam.Pipeline(options=options) as pipeline,
+    ):
+        batches = (
+            pipeline
+            | "FactsFiles" >> beam.Create([str(file) for file in files])  # path
+            | "ReadFacts" >> beam.FlatMap(read_facts)  # pa.RecordBatch
+        )
+        transform_fn = (batches, adapter) | "Analyze" >> tft_beam.AnalyzeDataset(preprocess)
+        _ = transform_fn | "Save" >> tft_beam.WriteTransformFn(str(output))
+
+
+def preprocess_facts(inputs: Tensors, *, labels: Sequence[str], columns: Mapping[str, ColumnConfig]) -> dict[str, Any]:
+    """The graph: label name to id, pixels to zero mean and unit variance, each column by its scale."""
+    # The ids are the plan's (they are in the records already); the vocabulary adds how often each label occurs.
+    tft.vocabulary(inputs[LABEL_NAME], store_frequency=True, vocab_filename=LABEL_FREQUENCY)
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.constant(labels), tf.range(len(labels), dtype=tf.int64)), -1
+    )
+    outputs = {"label": table.lookup(inputs[LABEL_NAME]), PIXEL: _normalise(inputs)}
+    return outputs | {name: _scale(inputs[name], name, column) for name, column in columns.items()}
+
+
+def _normalise(inputs: Tensors) -> Any:
+    mean = tft.mean(inputs[PIXEL], reduce_instance_dims=False)
+    mean_square = tft.mean(inputs[PIXEL_SQUARE], reduce_instance_dims=False)
+    # Constant pictures have no spread: half a grey level keeps the division finite.
+    std = tf.sqrt(tf.maximum(mean_square - mean * mean, (0.5 / 255) ** 2))
+    return (inputs[PIXEL] - mean) / std
+
+
+def _scale(values: Any, name: str, column: ColumnConfig) -> Any:
+    match column.scale:
+        case "z_score":
+            return tft.scale_to_z_score(tf.cast(values, tf.float32))
+        case "min_max":
+            return tft.scale_to_0_1(tf.cast(values, tf.float32))
+        case "buckets":
+            return tft.bucketize(tf.cast(values, tf.float32), column.buckets)
+        case "vocabulary":
+            return tft.compute_and_apply_vocabulary(values, num_oov_buckets=1, vocab_filename=f"{name}_vocabulary")
+        case "none":
+            return tf.identity(values)
+
+
+def _tensor_representations(columns: Mapping[str, ColumnConfig]) -> dict[str, Any]:
+    shapes: dict[str, list[int]] = {PIXEL: [3], PIXEL_SQUARE: [3], LABEL_NAME: [], **{name: [] for name in columns}}
+    return {name: _dense(name, shape) for name, shape in shapes.items()}
+
+
+def _dense(name: str, shape: Sequence[int]) -> Any:
+    representation = schema_pb2.TensorRepresentation()
+    representation.dense_tensor.column_name = name
+    for size in shape:
+        representation.dense_tensor.shape.dim.add(size=size)
+    return representation
+
+
+def read_label_frequencies(transform_fn: Path) -> dict[str, int]:
+    """The label vocabulary that the analysis counted."""
+    lines = (transform_fn / "assets" / LABEL_FREQUENCY).read_text(encoding="utf-8").splitlines()
+    return {label: int(count) for count, label in (line.split(" ", 1) for line in lines)}

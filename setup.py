@@ -1,0 +1,56 @@
+"""One distribution, three packages: `shards` needs the base install, `pipelines` and `trainer` the extra of their name."""
+
+from setuptools import find_packages, setup
+
+# Pin what makes bytes.  The same input must give the same shards on every machine, and another release of a decoder, a
+# resizer or an encoder may round one pixel differently.  Moving a pin changes datasets: say so in CHANGELOG.md.
+MAKES_BYTES = ["opencv-python-headless==5.0.0.93", "pillow==12.3.0", "simplejpeg==1.9.0"]
+
+TENSORFLOW = ["tensorflow==2.21.*"]
+DEMO = ["scikit-learn"]  # the digits that `make demo` turns into pictures
+PIPELINES = [
+    *MAKES_BYTES,
+    *TENSORFLOW,
+    "apache-beam==2.77.*",
+    "pyarrow",
+    "tensorflow-metadata",
+    "tensorflow-transform==1.21.*",
+]
+DEV = [
+    *PIPELINES,
+    *DEMO,
+    "hypothesis",
+    "mypy",
+    "pre-commit",
+    "psutil",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "setuptools",  # with wheel: installs this project itself without the network
+    "tensorflow-datasets",
+    "types-PyYAML",
+    "wheel",
+]
+
+setup(
+    name="shardsmith",
+    version="0.1.0",
+    description="Raw images to verified TFRecord shards with Apache Beam, and distributed TensorFlow training on them",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.11,<3.13",
+    packages=find_packages(include=["pipelines", "pipelines.*", "shards", "shards.*", "trainer", "trainer.*"]),
+    package_data={name: ["py.typed"] for name in ("pipelines", "shards", "trainer")},
+    install_requires=["google-crc32c", "numpy", "pillow", "pydantic>=2", "pyyaml", "rich"],
+    extras_require={"pipelines": PIPELINES, "trainer": TENSORFLOW, "demo": DEMO, "dev": DEV},
+)

@@ -1,0 +1,33 @@
+"""The two kinds of failure that a person using the command line can cause, and how a command ends with them."""
+
+import sys
+from collections.abc import Callable
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+
+
+class ShardsmithError(Exception):
+    """The work failed for a reason that the user can act on; the message names the value, the place and the remedy."""
+
+    exit_code = FAILED
+
+
+class UsageError(ShardsmithError):
+    """The request itself is wrong (config, flag or path); found before any work starts."""
+
+    exit_code = BAD_USAGE
+
+
+def run(command: Callable[[], int]) -> int:
+    """Runs a command and turns a user's mistake into one line on stderr and an exit code; bugs keep their traceback."""
+    try:
+        return command()
+    except ShardsmithError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `... | head` closed our output: nobody is listening any more.
+        sys.stderr.close()
+        return FAILED
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return FAILED

@@ -1,0 +1,40 @@
+"""Files that appear whole or not at all."""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content gets the name `path` when the block ends well, and leaves nothing behind when it does not.
+
+    The temporary name is unique, so that two workers writing the same file (a retry, a speculative twin) cannot mix.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())  # A name must never outlive a power cut that its content did not.
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a whole small file atomically."""
+    with open_atomically(path) as stream:
+        stream.write(data)
+
+
+def hash_file(path: Path) -> str:
+    """The sha256 of a file's content, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,185 @@
+"""The order in which training and evaluation read a split: a pure function of a few integers, computed with NumPy.
+
+Training, for one epoch:
+- shards are cut into *runs* of consecutive records, and a permutation keyed by (seed, epoch) lays all runs in one line;
+- the line is cut into equal *lanes*; a global batch takes the same number of records from each lane, and worker i of N
+  owns the lanes l with l mod N = i. So the global batch at a step is the same set of records for any number of workers,
+  and every worker has the same number of steps;
+- a lane is read in *windows*, and the records inside a window are permuted, keyed by (seed, epoch, record).
+
+The records left over when the epoch's records do not fill a last global batch are not read in that epoch; which ones they are
+changes with every epoch. Evaluation reads each record once, in stored order, and pads the last batches with weight 0.
+
+A record is named by its *ordinal*: its number in the split, counting through the shards in manifest order.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shards.errors import UsageError
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The integers that, with the dataset, decide every batch of a training run."""
+
+    seed: int
+    global_batch: int
+    lanes: int = 16
+    run: int = 32
+    window: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that cannot be dealt out evenly."""
+        if self.global_batch % self.lanes:
+            raise UsageError(
+                f"global batch {self.global_batch} is not divisible by {self.lanes} lanes; "
+                f"choose a multiple of {self.lanes}, or set input.lanes to a divisor of {self.global_batch}"
+            )
+        if min(self.run, self.window) < 1:
+            raise UsageError(f"run ({self.run}) and window ({self.window}) must be at least 1 record")
+
+    @property
+    def per_lane(self) -> int:
+        """Records that each lane gives to a global batch."""
+        return self.global_batch // self.lanes
+
+    @property
+    def steps_per_window(self) -> int:
+        """Windows end on steps, so that a block of windows is a whole number of global batches."""
+        return max(1, self.window // self.per_lane)
+
+    def steps_per_epoch(self, records: int) -> int:
+        """Whole global batches in an epoch."""
+        return records // self.global_batch
+
+    def check_workers(self, workers: int) -> None:
+        """Refuses a number of workers that cannot own the same number of lanes each."""
+        if self.lanes % workers:
+            raise UsageError(
+                f"{self.lanes} lanes cannot be dealt evenly to {workers} workers; "
+                f"set input.lanes to a multiple of {workers} that divides the global batch {self.global_batch}"
+            )
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some consecutive steps of one worker: the spans of records to read, and how to arrange what was read.
+
+    Span k is records `first[k] .. first[k] + count[k]` of shard `shard[k]`. `take` lists, step after step, positions in the
+    concatenated spans; `ordinals` and `weights` say which record each is and whether it counts (1) or pads (0).
+    """
+
+    shard: Ints
+    first: Ints
+    count: Ints
+    take: Ints
+    ordinals: Ints
+    weights: npt.NDArray[np.float32]
+
+
+def mix(*parts: int | Ints) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of integers, elementwise (splitmix64). Written here because NumPy's generators may change between releases."""
+    with np.errstate(over="ignore"):
+        state: npt.NDArray[np.uint64] = np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64)
+        for part in parts:
+            state = (np.asarray(part).astype(np.uint64) ^ state) + np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state = state ^ (state >> np.uint64(31))
+        return state
+
+
+@dataclass(frozen=True)
+class EpochLine:
+    """All runs of an epoch in their permuted order: run k holds ordinals `first[k] .. first[k] + count[k]`."""
+
+    first: Ints
+    count: Ints
+    start: Ints  # position of each run in the line
+
+    def ordinals(self, begin: int, end: int) -> Ints:
+        """The ordinals at positions begin..end of the line."""
+        low = int(np.searchsorted(self.start, begin, side="right")) - 1
+        high = int(np.searchsorted(self.start, end, side="left"))
+        runs = [np.arange(f, f + c) for f, c in zip(self.first[low:high], self.count[low:high], strict=True)]
+        skipped = begin - int(self.start[low])
+        return np.concatenate(runs)[skipped : skipped + end - begin]
+
+
+def lay_out_epoch(shard_records: Sequence[int], order: Order, epoch: int) -> EpochLine:
+    """Cuts shards into runs and permutes the runs by (seed, epoch)."""
+    sizes = np.asarray(shard_records, dtype=np.int64)
+    shard_start = np.concatenate([[0], np.cumsum(sizes)])
+    first = np.concatenate([np.arange(a, b, order.run) for a, b in zip(shard_start, shard_start[1:], strict=False)])
+    last = np.minimum(first + order.run, shard_start[np.searchsorted(shard_start, first, side="right")])
+    shuffled = np.argsort(mix(order.seed, epoch, first), kind="stable")
+    count = (last - first)[shuffled]
+    return EpochLine(first=first[shuffled], count=count, start=np.concatenate([[0], np.cumsum(count)[:-1]]))
+
+
+def training_blocks(
+    shard_records: Sequence[int], order: Order, *, epoch: int, worker: int, workers: int, start_step: int = 0
+) -> Iterator[Block]:
+    """Yields one worker's blocks of an epoch from `start_step` on; each window of steps is one block."""
+    order.check_workers(workers)
+    line = lay_out_epoch(shard_records, order, epoch)
+    steps = order.steps_per_epoch(sum(shard_records))
+    width = order.steps_per_window
+    for begin in range(start_step // width * width, steps, width):
+        end = min(begin + width, steps)
+        lanes = [_window(line, order, epoch, lane, steps, begin, end) for lane in range(worker, order.lanes, workers)]
+        # (lane, step, record) -> (step, lane, record): the batch of a step takes from each lane in turn.
+        by_step = np.stack(lanes).reshape(len(lanes), end - begin, order.per_lane).swapaxes(0, 1)
+        yield _block(by_step[max(start_step - begin, 0) :].ravel(), shard_records, run=order.run)
+
+
+def _window(line: EpochLine, order: Order, epoch: int, lane: int, steps: int, begin: int, end: int) -> Ints:
+    lane_start = lane * steps * order.per_lane
+    ordinals = line.ordinals(lane_start + begin * order.per_lane, lane_start + end * order.per_lane)
+    return ordinals[np.argsort(mix(order.seed, epoch, 1, ordinals), kind="stable")]
+
+
+def global_batch(shard_records: Sequence[int], order: Order, *, step: int) -> Ints:
+    """The ordinals in the global batch of a step, counted from the start of training; in lane order."""
+    steps = order.steps_per_epoch(sum(shard_records))
+    epoch, start = divmod(step, steps)
+    block = next(training_blocks(shard_records, order, epoch=epoch, worker=0, workers=1, start_step=start))
+    return block.ordinals[: order.global_batch]
+
+
+def evaluation_blocks(
+    shard_records: Sequence[int], *, batch: int, worker: int, workers: int, window: int = 1024
+) -> Iterator[Block]:
+    """Yields one worker's share of a split: each record once over all workers, the same number of batches for each."""
+    records = sum(shard_records)
+    share = -(-records // (batch * workers)) * batch
+    width = max(1, window // batch) * batch
+    for begin in range(worker * share, (worker + 1) * share, width):
+        positions = np.arange(begin, min(begin + width, (worker + 1) * share))
+        yield _block(np.minimum(positions, records - 1), shard_records, counts=positions < records)
+
+
+def _block(
+    ordinals: Ints, shard_records: Sequence[int], *, run: int = 256, counts: npt.NDArray[np.bool_] | None = None
+) -> Block:
+    """Finds the spans that hold `ordinals`: maximal stretches of consecutive records within a shard, at most `run` long."""
+    needed = np.unique(ordinals)
+    shard_start = np.concatenate([[0], np.cumsum(np.asarray(shard_records, dtype=np.int64))])
+    shard = np.searchsorted(shard_start, needed, side="right") - 1
+    breaks = np.flatnonzero((np.diff(needed) != 1) | (np.diff(shard) != 0)) + 1
+    edges = np.concatenate([[0], breaks, [len(needed)]])
+    starts = np.concatenate([np.arange(a, b, run) for a, b in zip(edges, edges[1:], strict=False)])
+    return Block(
+        shard=shard[starts],
+        first=(needed - shard_start[shard])[starts],
+        count=np.diff(np.append(starts, len(needed))),
+        take=np.searchsorted(needed, ordinals),
+        ordinals=ordinals,
+        weights=np.ones(len(ordinals), np.float32) if counts is None else counts.astype(np.float32),
+    )

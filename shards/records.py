@@ -1,0 +1,109 @@
+"""TFRecord framing and DALI index files: the bytes of one shard, written and read back with every checksum verified.
+
+A record is `length (8 bytes) | masked crc32c of it (4) | data | masked crc32c of data (4)`, little endian. The index holds one
+`offset size` text line per record; size counts the 16 framing bytes.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+FRAMING_BYTES = 16
+_MASK_DELTA = 0xA282EAD8
+
+
+class DamagedRecord(Exception):
+    """A record that cannot be read back as it was written; carries its position in the shard."""
+
+    def __init__(self, record: int, offset: int, problem: str) -> None:
+        """Names the record by number and byte offset."""
+        super().__init__(f"record {record} at byte {offset}: {problem}")
+        self.record, self.offset, self.problem = record, offset, problem
+
+
+def masked_crc(data: bytes) -> int:
+    """The CRC32C of `data`, masked the way TFRecord stores it."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def frame(data: bytes) -> bytes:
+    """One record as it stands in a file."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, struct.pack("<I", masked_crc(length)), data, struct.pack("<I", masked_crc(data))))
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """What a finished shard file weighs."""
+
+    records: int
+    bytes: int
+    sha256: str
+    index_sha256: str
+
+
+class RecordWriter:
+    """Writes framed records to one stream and their index to another, hashing as it goes."""
+
+    def __init__(self, stream: BinaryIO, index: BinaryIO) -> None:
+        """Both streams stay the caller's to close."""
+        self._stream, self._index = stream, index
+        self._hash, self._index_hash = hashlib.sha256(), hashlib.sha256()
+        self.records = self.bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends one record."""
+        framed = frame(data)
+        line = b"%d %d\n" % (self.bytes, len(framed))
+        self._stream.write(framed)
+        self._index.write(line)
+        self._hash.update(framed)
+        self._index_hash.update(line)
+        self.records += 1
+        self.bytes += len(framed)
+
+    def finish(self) -> WrittenShard:
+        """What has been written so far."""
+        return WrittenShard(self.records, self.bytes, self._hash.hexdigest(), self._index_hash.hexdigest())
+
+
+def read_records(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, data) of every record; raises DamagedRecord at the first that fails its checksum or is cut off."""
+    record = offset = 0
+    while header := stream.read(12):
+        data = _read_body(stream, header, record, offset)
+        yield offset, data
+        offset += len(data) + FRAMING_BYTES
+        record += 1
+
+
+def _read_body(stream: BinaryIO, header: bytes, record: int, offset: int) -> bytes:
+    if len(header) < 12:
+        raise DamagedRecord(record, offset, "file ends inside the record's header")
+    length, length_crc = struct.unpack("<QI", header)
+    if masked_crc(header[:8]) != length_crc:
+        raise DamagedRecord(record, offset, "length fails its checksum")
+    body = stream.read(length + 4)
+    if len(body) < length + 4:
+        raise DamagedRecord(record, offset, f"file ends {length + 4 - len(body)} bytes inside the record")
+    data = body[:-4]
+    if masked_crc(data) != struct.unpack("<I", body[-4:])[0]:
+        raise DamagedRecord(record, offset, "data fails its checksum")
+    return data
+
+
+def read_index(path: Path) -> npt.NDArray[np.int64]:
+    """The index as an array of (offset, size) rows; raises ValueError if it is not such a file."""
+    text = path.read_text(encoding="ascii")
+    rows = np.array(text.split(), dtype=np.int64).reshape(-1, 2)
+    if text != "".join(f"{offset} {size}\n" for offset, size in rows.tolist()):
+        raise ValueError("not one 'offset size' line per record")
+    return rows

@@ -1,0 +1,173 @@
+"""tf.data over the reading order of `shards.order`: which record comes when is decided there, here it is read and decoded.
+
+A block of the order names spans of records. Spans are read in parallel but delivered in order, arranged as the block says, and
+stay encoded until they are about to be used. Both datasets are endless, so that one iterator lives as long as the program:
+taking an iterator down and building it up again costs seconds.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+from shards.order import Block, evaluation_blocks, training_blocks
+from trainer.augment import prepare_training, record_seed
+from trainer.config import TrainConfig
+from trainer.images import prepare
+from trainer.source import Source, Split
+
+Tensor = Any
+Dataset = Any
+Plan = Callable[[], Iterator[tuple[int, Block]]]
+
+LONGEST_SPAN = 256  # of evaluation_blocks; training spans are at most a run long
+OPEN_SPANS = 16
+FEATURES = {
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+    "key": tf.io.FixedLenFeature([], tf.string, default_value=""),
+}
+BLOCK_SIGNATURE = {
+    "path": tf.TensorSpec([None], tf.string),
+    "offset": tf.TensorSpec([None], tf.int64),
+    "bytes": tf.TensorSpec([None], tf.int64),
+    "count": tf.TensorSpec([None], tf.int64),
+    "take": tf.TensorSpec([None], tf.int64),
+    "ordinal": tf.TensorSpec([None], tf.int64),
+    "weight": tf.TensorSpec([None], tf.float32),
+    "epoch": tf.TensorSpec([None], tf.int64),
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """One worker's part of the reading: worker `worker` of `workers`, in batches of `batch`, on `threads` threads."""
+
+    worker: int
+    workers: int
+    batch: int
+    threads: int
+
+
+def training_dataset(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
+    """Batches {image, label, weight} from `start_step` on, through epoch after epoch, changed at random as the config says."""
+    split = source.split(config.splits.train)
+
+    def picture(record: dict[str, Tensor]) -> Tensor:
+        seed = record_seed(config.seed, epoch=record["epoch"], ordinal=record["ordinal"])
+        return prepare_training(record["image"], source.geometry, config.augment, seed=seed)
+
+    return _batches(training_records(config, split, share, start_step=start_step), picture, share, config.input.prefetch)
+
+
+def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, split: str) -> Dataset:
+    """Batches {image, label, weight} of a split, pass after pass; `evaluation_steps` batches are one pass."""
+    records = evaluation_records(source.split(split), share, worker_batch=config.global_batch // share.workers)
+    return _batches(
+        records, lambda record: prepare(record["image"], source.geometry), share, prefetch=config.input.prefetch
+    )
+
+
+def evaluation_steps(config: TrainConfig, split: Split) -> int:
+    """Global batches in one pass over a split."""
+    return -(-split.records // config.global_batch)
+
+
+def training_records(config: TrainConfig, split: Split, share: Share, *, start_step: int) -> Dataset:
+    """The encoded records of one worker in training order: {image, label, key, ordinal, epoch, weight}."""
+
+    def plan() -> Iterator[tuple[int, Block]]:
+        epoch, first = divmod(start_step, config.order.steps_per_epoch(split.records))
+        while True:
+            for block in training_blocks(
+                split.shard_records,
+                config.order,
+                epoch=epoch,
+                worker=share.worker,
+                workers=share.workers,
+                start_step=first,
+            ):
+                yield epoch, block
+            epoch, first = epoch + 1, 0
+
+    return _records(plan, split, share, longest=config.input.run)
+
+
+def evaluation_records(split: Split, share: Share, *, worker_batch: int) -> Dataset:
+    """The encoded records of one worker in stored order, pass after pass; padding has weight 0."""
+
+    def plan() -> Iterator[tuple[int, Block]]:
+        while True:
+            for block in evaluation_blocks(
+                split.shard_records, batch=worker_batch, worker=share.worker, workers=share.workers
+            ):
+                yield 0, block
+
+    return _records(plan, split, share, longest=LONGEST_SPAN)
+
+
+def _records(plan: Plan, split: Split, share: Share, *, longest: int) -> Dataset:
+    blocks = tf.data.Dataset.from_generator(
+        lambda: (_describe(block, split, epoch) for epoch, block in plan()), output_signature=BLOCK_SIGNATURE
+    )
+    read = blocks.flat_map(lambda block: _read_block(block, share.threads, longest=longest))
+    return read.prefetch(1).unbatch()  # one block ahead: the next window is read while this one is used
+
+
+def _describe(block: Block, split: Split, epoch: int) -> dict[str, Any]:
+    """A block as arrays that name files and byte ranges instead of record numbers."""
+    spans = zip(block.shard.tolist(), block.first.tolist(), block.count.tolist(), strict=True)
+    extents = np.array([split.extent(*span) for span in spans], dtype=np.int64)
+    return {
+        "path": [split.paths[shard] for shard in block.shard],
+        "offset": extents[:, 0],
+        "bytes": extents[:, 1],
+        "count": block.count,
+        "take": block.take,
+        "ordinal": block.ordinals,
+        "weight": block.weights,
+        "epoch": np.full(len(block.take), epoch),
+    }
+
+
+def _read_block(block: dict[str, Tensor], threads: int, *, longest: int) -> Dataset:
+    spans = tf.data.Dataset.from_tensor_slices({name: block[name] for name in ("path", "offset", "bytes", "count")})
+    serialized = spans.interleave(
+        _open_span,
+        cycle_length=OPEN_SPANS,
+        block_length=longest,  # a span is used up before its turn ends, so records arrive in the order of the spans
+        num_parallel_calls=threads,
+        deterministic=True,
+    )
+    return serialized.batch(tf.reduce_sum(block["count"])).map(lambda data: _arrange(data, block))
+
+
+def _open_span(span: dict[str, Tensor]) -> Dataset:
+    # The public TFRecordDataset cannot start in the middle of a file; the op behind it can.
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[span["path"]], compression_type="", buffer_size=span["bytes"], byte_offsets=[span["offset"]]
+    )
+    return dataset_ops._VariantDataset(variant, tf.TensorSpec([], tf.string)).take(span["count"])
+
+
+def _arrange(serialized: Tensor, block: dict[str, Tensor]) -> dict[str, Tensor]:
+    records = tf.io.parse_example(tf.gather(serialized, block["take"]), FEATURES)
+    return records | {name: block[name] for name in ("ordinal", "epoch", "weight")}
+
+
+def _batches(records: Dataset, picture: Callable[[dict[str, Tensor]], Tensor], share: Share, prefetch: int) -> Dataset:
+    def example(record: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"image": picture(record), "label": record["label"], "weight": record["weight"]}
+
+    decoded = records.map(example, num_parallel_calls=share.threads, deterministic=True)
+    return decoded.batch(share.batch, drop_remainder=True).prefetch(prefetch).with_options(_options())
+
+
+def _options() -> Any:
+    options = tf.data.Options()
+    options.deterministic = True
+    options.autotune.enabled = False  # with it, ending an iterator sometimes blocks for two seconds
+    return options

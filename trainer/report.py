@@ -1,0 +1,119 @@
+"""Tells how training goes: on the terminal, in metrics.jsonl and in TensorBoard's event files."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from rich.progress import BarColumn, Progress, TextColumn
+
+from shards.manifest import write_atomically
+from trainer.evaluate import Evaluation
+
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """Means over the steps since the last report."""
+
+    step: int
+    epoch: float
+    loss: float
+    accuracy: float
+    images_per_second: float
+
+
+class Reporter:
+    """Shows metrics to the person; keeps them on disk as well when `output` is given (the chief's)."""
+
+    def __init__(self, total_steps: int, *, first_step: int, output: Path | None) -> None:
+        """Continues the files of a resumed run after `first_step`."""
+        self._total = total_steps
+        self._started, self._first = time.monotonic(), first_step
+        self._log = _continue_metrics(output / METRICS, first_step) if output else None
+        self._events = tf.summary.create_file_writer(str(output / TENSORBOARD)) if output else None
+        self._progress = _progress_bar() if sys.stdout.isatty() else None
+        self._task = self._progress.add_task("train", total=total_steps, text="") if self._progress else None
+
+    def __enter__(self) -> "Reporter":
+        """Shows the progress bar, if there is a terminal."""
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the last state on the screen and closes the files."""
+        if self._progress:
+            self._progress.stop()
+        if self._log:
+            self._log.close()
+        if self._events:
+            self._events.close()
+
+    def training(self, metrics: TrainMetrics) -> None:
+        """Reports the means of the last steps."""
+        self._keep("train", metrics.step, asdict(metrics))
+        text = (
+            f"epoch {metrics.epoch:.1f}  loss {metrics.loss:.4f}  accuracy {metrics.accuracy:.4f}  "
+            f"{metrics.images_per_second:,.0f} images/s  ETA {self._remaining(metrics.step)}"
+        )
+        if self._progress and self._task is not None:
+            self._progress.update(self._task, completed=metrics.step, text=text)
+        else:
+            print(f"step {metrics.step}/{self._total}  {text}", flush=True)
+
+    def evaluation(self, result: Evaluation) -> None:
+        """Reports the result of a pass over the evaluation split."""
+        values = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "examples": result.examples}
+        self._keep(result.split, result.step, values)
+        say = self._progress.console.print if self._progress else print
+        say(
+            f"step {result.step}/{self._total}  {result.split}: accuracy {result.accuracy:.4f}  "
+            f"loss {result.loss:.4f}  ({result.correct} of {result.examples})"
+        )
+
+    def _remaining(self, step: int) -> timedelta:
+        spent = time.monotonic() - self._started
+        return timedelta(seconds=round(spent / max(1, step - self._first) * (self._total - step)))
+
+    def _keep(self, split: str, step: int, values: dict[str, Any]) -> None:
+        if self._log:
+            self._log.write(json.dumps({"split": split} | values) + "\n")
+            self._log.flush()
+        if self._events:
+            with self._events.as_default():
+                _write_scalars(split, values, step)
+            self._events.flush()
+
+
+def _progress_bar() -> Progress:
+    return Progress(BarColumn(bar_width=20), TextColumn("step {task.completed}/{task.total}  {task.fields[text]}"))
+
+
+def _continue_metrics(path: Path, step: int) -> Any:
+    """Opens the metrics for appending, without the lines of steps that will be done again."""
+    kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+    write_atomically(path, "".join(kept).encode())
+    return path.open("a", encoding="utf-8")
+
+
+def _lines(path: Path) -> Iterable[str]:
+    if not path.is_file():
+        return []
+    # A line without its end was cut off by a crash.
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _write_scalars(split: str, values: dict[str, Any], step: int) -> None:
+    # tf.summary.scalar needs the tensorboard package; the event it writes does not.
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
+    for name, value in values.items():
+        if name != "step":
+            tf.summary.write(f"{split}/{name}", tf.constant(value, tf.float32), step=step, metadata=metadata)

@@ -1,0 +1,74 @@
+"""The tf.distribute strategy for the config, the machine and the cluster."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shards.errors import UsageError
+from trainer.cluster import Cluster
+from trainer.config import StrategyName, TrainConfig
+from trainer.dataset import Share
+from trainer.source import check_replicas
+
+Dataset = Any
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where the computation happens: the strategy, this process's place in the cluster and its threads."""
+
+    strategy: Any
+    cluster: Cluster
+    threads: int
+
+    def distribute(self, make: Callable[[Share], Dataset], *, global_batch: int) -> Any:
+        """An iterator over the distributed dataset that each worker makes for its own share."""
+
+        def for_worker(context: Any) -> Dataset:
+            return make(
+                Share(
+                    worker=context.input_pipeline_id,
+                    workers=context.num_input_pipelines,
+                    batch=context.get_per_replica_batch_size(global_batch),
+                    threads=self.threads,
+                )
+            )
+
+        return iter(self.strategy.distribute_datasets_from_function(for_worker))
+
+
+def open_workplace(config: TrainConfig, cluster: Cluster, *, threads: int | None) -> Workplace:
+    """Sets up TensorFlow's devices; must come before any other use of it."""
+    share = threads or len(os.sched_getaffinity(0))
+    if threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))  # collectives must not block the input
+    keras.utils.set_random_seed(config.seed)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    strategy = make_strategy(config.strategy, cluster)
+    check_replicas(config, strategy.num_replicas_in_sync)
+    return Workplace(strategy=strategy, cluster=cluster, threads=share)
+
+
+def make_strategy(name: StrategyName, cluster: Cluster) -> Any:
+    """The strategy called `name`; `auto` follows TF_CONFIG, then the number of GPUs."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if name == "auto":
+        name = "multi_worker" if cluster.workers > 1 else "mirrored" if len(gpus) > 1 else "one_device"
+    if name != "multi_worker" and cluster.workers > 1:
+        raise UsageError(f"strategy {name} is for one process, but TF_CONFIG has {cluster.workers}; use auto")
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy()
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=_communication(bool(gpus)))
+
+
+def _communication(has_gpus: bool) -> Any:
+    kind = tf.distribute.experimental.CommunicationImplementation
+    return tf.distribute.experimental.CommunicationOptions(implementation=kind.AUTO if has_gpus else kind.RING)
