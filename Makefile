@@ -43,7 +43,7 @@ $(STAMP): requirements/dev.txt setup.py
 	else \
 	  echo "1/4 keeping $(VENV), $$($(RUN) --version)"; \
 	fi
-	@echo "2/4 installing the $$(grep -c '^[a-z]' $<) packages of $<: one to three minutes, TensorFlow alone is 600 MB"
+	@echo "2/4 installing the $$(grep -c '^[a-z]' $<) packages of $<: one to three minutes, 3 GB on disk"
 	@$(PIP) --requirement $<
 	@echo "3/4 installing shardsmith itself, editable"
 	@$(PIP) --no-build-isolation --editable .

@@ -67,7 +67,7 @@ def read_config(arguments: argparse.Namespace) -> BuildConfig:
     flags = {"source.path": arguments.source, "output": arguments.output, "image.resize": arguments.resize}
     overrides |= {key: value for key, value in flags.items() if value is not None}
     if arguments.command == "plan":
-        overrides.setdefault("output", "(plan only)") if arguments.config is None else None
+        overrides.setdefault("output", "not used by plan")
     return load_settings(BuildConfig, arguments.config, overrides)
 
 

@@ -83,7 +83,12 @@ def print_plan(plan: Plan) -> None:
         (split.name, f"{split.images:,}", f"{len(split.starts):,}", f"{split.estimated_bytes / 1e6:,.1f}")
         for split in plan.splits
     ]
-    total = ("total", f"{plan.images:,}", f"{len(plan.shards):,}", f"{sum(s.estimated_bytes for s in plan.splits) / 1e6:,.1f}")
+    total = (
+        "total",
+        f"{plan.images:,}",
+        f"{len(plan.shards):,}",
+        f"{sum(s.estimated_bytes for s in plan.splits) / 1e6:,.1f}",
+    )
     _print_table("Plan", ("split", "images", "shards", "estimated MB"), [*rows, total])
     shown = ", ".join(f"{label} ({plan.label_counts[label]:,})" for label in plan.labels[:12])
     print(f"{len(plan.labels)} classes: {shown}{', ...' if len(plan.labels) > 12 else ''}")
@@ -98,7 +103,9 @@ def print_summary(manifest: Manifest, config: BuildConfig, *, seconds: float) ->
     ]
     _print_table(manifest.name, ("split", "images", "shards", "MB"), rows)
     counts, rejected = manifest.counts, sum(manifest.counts.rejected.values())
-    print(f"{counts.read:,} read = {counts.written:,} written + {rejected:,} rejected + {counts.duplicates:,} duplicates")
+    print(
+        f"{counts.read:,} read = {counts.written:,} written + {rejected:,} rejected + {counts.duplicates:,} duplicates"
+    )
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items())
         print(f"rejected: {reasons}; see {config.output}/rejected")

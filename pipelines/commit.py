@@ -18,6 +18,7 @@ from pipelines.schema import feature_list, schema_text, tfds_files
 from pipelines.values import Receipt
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
+from shards.quiet import muted_stderr
 from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SplitEntry
 
 # The packages whose versions can change the bytes of a shard.
@@ -84,7 +85,9 @@ def _round_up(fraction: float) -> float:
 def rejected_summary(counts: Counts, folder: BuildFolder, *, examples: int = 5) -> str:
     """Counts by reason, then the first few rejects by key."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.rejected.items())
-    shown = [f"\n  {row['key']}: {row['reason']}: {row['message']}" for row in read_rejects(folder.root, limit=examples)]
+    shown = [
+        f"\n  {row['key']}: {row['reason']}: {row['message']}" for row in read_rejects(folder.root, limit=examples)
+    ]
     more = sum(counts.rejected.values()) - len(shown)
     return reasons + "".join(shown) + (f"\n  and {more} more" if more > 0 else "")
 
@@ -123,7 +126,8 @@ def _shard_entry(receipt: Receipt) -> ShardEntry:
 def _analyze(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, *, options: PipelineOptions) -> None:
     """Runs tf.Transform over the analysed splits and keeps its SavedModel."""
     # Imported here: TensorFlow takes seconds and half a gigabyte, and only this step of a build needs it.
-    from pipelines.transform import analyze_facts, read_label_frequencies
+    with muted_stderr():
+        from pipelines.transform import analyze_facts, read_label_frequencies
 
     folder = BuildFolder(Path(config.output))
     chosen = analyzed_splits(splits, config)
@@ -145,9 +149,9 @@ def _analyze(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, *, o
 
 
 def analyzed_splits(splits: Sequence[SplitEntry], config: BuildConfig) -> set[str]:
-    """The splits that define normalisation: those asked for, or all if the dataset has none of them."""
+    """The splits that define normalisation: those asked for; else train; else all."""
     filled = {split.name for split in splits if split.records}
-    return filled & set(config.transform.analyze) or filled
+    return filled & set(config.transform.analyze or ["train"]) or filled
 
 
 def _describe(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, receipts: Sequence[Receipt]) -> None:

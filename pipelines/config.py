@@ -55,7 +55,7 @@ class SplitsConfig(Settings):
 
 
 class ResizeConfig(Settings):
-    """The stored size. `size` is the side for the ratio modes and the square for the others; `width` x `height` make a rectangle."""
+    """The stored size: `size` is one side for the ratio modes and a square for the others; or `width` and `height`."""
 
     mode: ResizeMode = "none"
     size: Positive | None = None
@@ -103,7 +103,11 @@ def parse_resize(text: str) -> dict[str, Any]:
 
 
 class EncodeConfig(Settings):
-    """How pictures are stored; `original` keeps the file's own bytes when the picture needs no change, else falls back to JPEG."""
+    """How pictures are stored.
+
+    `original` keeps the file's own bytes when it is a JPEG or PNG that needs no change (8-bit RGB without alpha,
+    upright, not resized); other pictures from PNG, GIF and BMP are stored as PNG, from JPEG and WebP as JPEG.
+    """
 
     format: Literal["jpeg", "png", "original"] = "jpeg"
     quality: Annotated[int, Field(ge=1, le=100)] = 95
@@ -127,9 +131,9 @@ class ShardsConfig(Settings):
 
 
 class TransformConfig(Settings):
-    """What tf.Transform looks at: the splits whose images define normalisation and vocabularies."""
+    """What tf.Transform looks at: the splits that define normalisation and vocabularies; by default train, or else all."""
 
-    analyze: tuple[str, ...] = ("train",)
+    analyze: tuple[str, ...] = ()
 
 
 class BuildConfig(Settings):

@@ -1,6 +1,7 @@
-"""Writes the demo's raw images: `python -m pipelines.demo DIR`. Real pictures that a wheel carries, and some broken on purpose.
+"""Writes the demo's raw images.
 
-scikit-learn's 1,797 handwritten digits (8x8, UCI) become PNG and JPEG files in ten class folders.
+`python -m pipelines.demo DIR`. Real pictures that a wheel carries, and some broken on purpose. scikit-learn's 1,797
+handwritten digits (8x8, UCI) become PNG and JPEG files in ten class folders.
 """
 
 import sys
@@ -25,7 +26,7 @@ def write_demo(root: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         # Every third picture is a JPEG, as in real folders, where formats are mixed.
         suffix = "jpg" if number % 3 == 0 else "png"
-        enlarge(image).save(folder / f"digit_{number:04d}.{suffix}", **({"quality": 95} if suffix == "jpg" else {}))
+        enlarge(image).save(folder / f"digit_{number:04d}.{suffix}", quality=95)  # PNG has no quality and ignores it
     return len(digits.images) + write_broken(root)
 
 

@@ -13,8 +13,9 @@ Format = Literal["jpeg", "png", "bmp", "gif", "webp"]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # The sizes of the known DIB headers: "BM" alone would make a picture of many a text file.
 BMP_HEADER_SIZES = (12, 16, 40, 52, 56, 64, 108, 124)
-# Exif comes in one of the first segments; only colour profiles and other metadata may stand before it.
-EXIF_WINDOW = 128 * 1024
+APP1, SOS = 0xE1, 0xDA
+SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+MARKERS_WITHOUT_LENGTH = frozenset((0x00, 0x01, *range(0xD0, 0xDA)))
 ORIENTATION_TAG, SHORT, LONG = 0x0112, 3, 4
 
 
@@ -55,25 +56,61 @@ def _orientation_value(tiff: bytes, at: int, *, code: str) -> int:
     return values[0] if values and 1 <= values[0] <= 8 else 1
 
 
-def jpeg_orientation(data: bytes) -> int:
-    """Returns the Exif orientation of a JPEG file."""
-    at = data.find(b"Exif\0\0", 0, EXIF_WINDOW)
-    if at < 4 or data[at - 4 : at - 2] != b"\xff\xe1":  # Not the start of an APP1 segment: some other metadata.
-        return 1
-    return exif_orientation(data[at + 6 : at + 0x10000])
+@dataclass(frozen=True, slots=True)
+class JpegFacts:
+    """What the segments before the first scan say; `frame` is the SOF marker, 0 if it was not found."""
+
+    frame: int
+    orientation: int
+
+    @property
+    def is_common(self) -> bool:
+        """True for baseline, extended and progressive Huffman coding, which every decoder reads."""
+        return self.frame in (0xC0, 0xC1, 0xC2)
+
+
+def read_jpeg_facts(data: bytes) -> JpegFacts:
+    """Returns the coding process and the Exif orientation of a JPEG file."""
+    frame, orientation = 0, 1
+    for marker, start, end in jpeg_segments(data):
+        if marker in SOF_MARKERS:
+            frame = marker
+        elif marker == APP1 and data.startswith(b"Exif\0\0", start):
+            orientation = exif_orientation(data[start + 6 : end])
+    return JpegFacts(frame, orientation)
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields marker, start and end of each segment before the first scan; stops where the file is not well formed."""
+    at, size = 2, len(data)
+    while at + 4 <= size and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+            continue
+        end = at + 2 + (data[at + 2] << 8 | data[at + 3])
+        if marker == SOS or marker in MARKERS_WITHOUT_LENGTH or end > size:
+            return
+        yield marker, at + 4, end
+        at = end
 
 
 @dataclass(frozen=True, slots=True)
 class PngHeader:
-    """The facts of a complete PNG file; `transparency` is the tRNS chunk, `animated` means APNG."""
+    """The facts of a complete PNG file.
+
+    `essence` is the file without the chunks that do not shape pixels: text, colour profiles and animation frames cannot
+    make a decoder fail, complain on stderr or choose another frame.
+    """
 
     height: int
     width: int
     depth: int
     colour_type: int
-    transparency: bytes | None
     orientation: int
     animated: bool
+    transparency: bytes | None  # the tRNS chunk
+    essence: bytes
 
     @property
     def is_opaque(self) -> bool:
@@ -83,31 +120,38 @@ class PngHeader:
 
 def read_png_header(data: bytes) -> PngHeader:
     """Walks all chunks and returns the facts; a cut or damaged file is rejected, which decoders do not always do."""
-    chunks = png_chunks(data)
-    name, body = next(chunks)
-    if name != b"IHDR" or len(body) != 13:
+    chunks = list(png_chunks(data))
+    name, ihdr = chunks[0]
+    if name != b"IHDR" or len(ihdr) != 25:
         raise RejectedImage(Reason.DECODE_FAILED, "PNG file does not start with an IHDR chunk")
-    width, height, depth, colour_type = struct.unpack_from(">IIBB", body)
-    rest = {name: body for name, body in chunks if name in (b"tRNS", b"eXIf", b"acTL")}
-    transparency = bytes(rest[b"tRNS"]) if b"tRNS" in rest else None
-    orientation = exif_orientation(bytes(rest.get(b"eXIf", b"")))
-    return PngHeader(height, width, depth, colour_type, transparency, orientation, animated=b"acTL" in rest)
+    width, height, depth, colour_type = struct.unpack_from(">IIBB", ihdr, 8)
+    bodies = {name: bytes(chunk[8:-4]) for name, chunk in chunks if name in (b"tRNS", b"eXIf", b"acTL")}
+    return PngHeader(
+        height, width, depth, colour_type,
+        orientation=exif_orientation(bodies.get(b"eXIf", b"")),
+        animated=b"acTL" in bodies,
+        transparency=bodies.get(b"tRNS"),
+        essence=PNG_SIGNATURE + b"".join(chunk for name, chunk in chunks if _shapes_pixels(name)),
+    )  # fmt: skip
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Yields name and body of each chunk up to IEND; critical chunks have passed their checksum."""
-    view, at = memoryview(data), len(PNG_SIGNATURE)
-    name = b""
+    """Yields name and bytes of each chunk up to IEND; those that shape pixels have passed their checksum."""
+    view, at, name = memoryview(data), len(PNG_SIGNATURE), b""
     while name != b"IEND":
-        size, name = struct.unpack_from(">I4s", data, at) if at + 12 <= len(data) else (len(data), b"IEND")
-        end = at + 8 + size
-        if end + 4 > len(data):
+        size, name = struct.unpack_from(">I4s", data, at) if at + 12 <= len(data) else (len(data), b"")
+        end = at + 12 + size
+        if end > len(data):
             raise RejectedImage(Reason.TRUNCATED, f"PNG file ends inside a chunk, after {len(data)} bytes")
-        # The first letter of a critical chunk is a capital; a damaged comment is no reason to lose a picture.
-        if name[:1].isupper() and zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+        if _shapes_pixels(name) and zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
             raise RejectedImage(Reason.DECODE_FAILED, f"PNG chunk {name!r} at byte {at} has a wrong checksum")
-        yield name, view[at + 8 : end]
-        at = end + 4
+        yield name, view[at:end]
+        at = end
+
+
+def _shapes_pixels(name: bytes) -> bool:
+    # The first letter of a critical chunk is a capital; a damaged comment is no reason to lose a picture.
+    return name[:1].isupper() or name == b"tRNS"
 
 
 @dataclass(frozen=True, slots=True)

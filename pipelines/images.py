@@ -31,10 +31,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, WebPImagePlugin
 
 from pipelines.config import ImageConfig
-from pipelines.headers import Format, PngHeader, jpeg_orientation, read_png_header, read_webp_header, sniff
+from pipelines.headers import Format, JpegFacts, PngHeader, read_jpeg_facts, read_png_header, read_webp_header, sniff
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.resize import WHITE, Geometry, Pixels, Size, jpeg_shrink, plan_resize, resample
 
@@ -49,7 +49,6 @@ cv2.ipp.setUseIPP(False)
 # The plug-ins themselves, not Image.open: the format is known already, and our own limit replaces its bomb check.
 PLUGINS: dict[Format, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     "jpeg": JpegImagePlugin.JpegImageFile,
-    "png": PngImagePlugin.PngImageFile,
     "bmp": BmpImagePlugin.BmpImageFile,
     "gif": GifImagePlugin.GifImageFile,
     "webp": WebPImagePlugin.WebPImageFile,
@@ -153,18 +152,21 @@ def _show(size: Size) -> str:
 
 def open_jpeg(data: bytes) -> Source:
     """Opens JPEG files, and the first picture of MPO files."""
+    facts = read_jpeg_facts(data)
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:  # Cut, odd (rare chroma layouts) or with harmless warnings: Pillow tells these apart.
-        return open_with_pillow("jpeg", data, orientation=jpeg_orientation(data))
-    size, is_rgb = (int(height), int(width)), colours not in ("CMYK", "YCCK")
-    decode = partial(_decode_jpeg, data, size, is_rgb)
-    return Source("jpeg", size, decode, jpeg_orientation(data), is_plain=is_rgb and colours != "Gray")
+        return open_with_pillow("jpeg", data, orientation=facts.orientation)
+    size = (int(height), int(width))
+    decode = partial(_decode_jpeg, data, size, colours, facts)
+    return Source("jpeg", size, decode, facts.orientation, is_plain=facts.is_common and colours in ("YCbCr", "RGB"))
 
 
-def _decode_jpeg(data: bytes, size: Size, is_rgb: bool, scaled: Size) -> Pixels:
-    shrink = jpeg_shrink(size, scaled)
+def _decode_jpeg(data: bytes, size: Size, colours: str, facts: JpegFacts, scaled: Size) -> Pixels:
+    # libjpeg-turbo before 3.1.4 ignores the scale of a lossless JPEG and writes past the end of the smaller buffer.
+    shrink = jpeg_shrink(size, scaled) if facts.is_common else 1
     sides = {"min_height": -(-size[0] // shrink), "min_width": -(-size[1] // shrink)}
+    is_rgb = colours not in ("CMYK", "YCCK")
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB" if is_rgb else "CMYK", fastdct=False, fastupsample=False, **sides)
     except (ValueError, MemoryError) as error:
@@ -179,30 +181,29 @@ def open_png(data: bytes) -> Source:
     """Opens PNG files, and the default picture of animated ones."""
     header = read_png_header(data)
     is_rgb = header.depth == 8 and header.colour_type == 2 and header.is_opaque and not header.animated
-    decode = partial(_decode_png, data, header)
+    decode = partial(_decode_png, header)
     return Source("png", (header.height, header.width), decode, header.orientation, is_plain=is_rgb)
 
 
-def _decode_png(data: bytes, header: PngHeader, scaled: Size) -> Pixels:
+def _decode_png(header: PngHeader, scaled: Size) -> Pixels:
+    # OpenCV's libpng insists on every row; Pillow leaves missing ones black, and drops the low byte of 16 bits.
+    if header.depth <= 8 and header.is_opaque:
+        return _decode_with_opencv("png", header.essence, cv2.IMREAD_COLOR_RGB)
+    raw = _decode_with_opencv("png", header.essence, cv2.IMREAD_UNCHANGED)
+    if raw.ndim == 2 and header.transparency is not None:
+        raw = _whiten_transparent_grey(raw, header.transparency, depth=header.depth)
     if header.depth == 16:
-        return _decode_deep_png(data, header)
-    # OpenCV is the faster one, but it does not composite alpha, and of an animation it may give another picture.
-    if header.depth == 8 and header.colour_type in (0, 2) and header.is_opaque and not header.animated:
-        return _decode_with_opencv("png", data, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    return _decode_with_pillow("png", data)
+        raw = ((raw.astype(np.uint32) + 128) // 257).astype(np.uint8)  # round(v / 257): a tie cannot occur
+    if raw.ndim == 3 and raw.shape[2] == 4:
+        return np.asarray(_over_white(Image.fromarray(cv2.cvtColor(raw, cv2.COLOR_BGRA2RGBA))))
+    rgb: Pixels = cv2.cvtColor(raw, cv2.COLOR_GRAY2RGB if raw.ndim == 2 else cv2.COLOR_BGR2RGB)
+    return rgb
 
 
-def _decode_deep_png(data: bytes, header: PngHeader) -> Pixels:
-    # Pillow drops the low byte of 16-bit colours instead of rounding.
-    deep = _decode_with_opencv("png", data, cv2.IMREAD_UNCHANGED)
-    if deep.ndim == 2:
-        if header.transparency is not None:  # OpenCV ignores the transparent grey; over white it is white.
-            deep[deep == int.from_bytes(header.transparency, "big")] = 65535
-        deep = cv2.cvtColor(deep, cv2.COLOR_GRAY2BGR)
-    elif deep.shape[2] == 4:
-        colour, alpha = deep[..., :3].astype(np.uint32), deep[..., 3:].astype(np.uint32)
-        deep = (colour * alpha + 65535 * (65535 - alpha) + 32767) // 65535  # fits: at most 65535 * 65535 + 32767
-    return ((deep[..., ::-1].astype(np.uint32, order="C") + 128) // 257).astype(np.uint8)  # round(v / 257), BGR to RGB
+def _whiten_transparent_grey(grey: npt.NDArray[Any], level: bytes, *, depth: int) -> npt.NDArray[Any]:
+    # OpenCV makes alpha of transparent colours but forgets the grey one; below 8 bits it has spread the levels.
+    white, levels = int(np.iinfo(grey.dtype).max), (1 << depth) - 1
+    return np.where(grey == (int.from_bytes(level, "big") & levels) * white // levels, grey.dtype.type(white), grey)
 
 
 def open_webp(data: bytes) -> Source:
@@ -221,7 +222,7 @@ OPENERS: dict[Format, Callable[[bytes], Source]] = {"jpeg": open_jpeg, "png": op
 
 
 def open_with_pillow(form: Format, data: bytes, *, orientation: int = 1) -> Source:
-    """Opens GIF, BMP and whatever is too unusual for the faster decoders."""
+    """Opens GIF, BMP, and JPEG that is too unusual for the faster decoder."""
     with _rejections(form):
         width, height = PLUGINS[form](io.BytesIO(data)).size
     return Source(form, (height, width), lambda scaled: _decode_with_pillow(form, data), orientation)
@@ -260,13 +261,13 @@ def _rejections(form: Format) -> Iterator[None]:
 
 
 def _rejection(form: Format, error: Exception) -> RejectedImage:
-    message = f"{form}: {error or type(error).__name__}"
+    message = f"{form}: {str(error) or type(error).__name__}"
     if isinstance(error, Image.DecompressionBombError):  # Only a GIF frame beyond its own canvas comes this far.
         return RejectedImage(Reason.TOO_MANY_PIXELS, message)
     # A plug-in of Pillow that ran out of bytes in the header says so only in the cause.
-    ran_out = isinstance(error.__cause__, (IndexError, EOFError, struct.error)) or isinstance(error, EOFError)
-    words = str(error).lower()
-    if ran_out or any(word in words for word in ("truncated", "premature end", "not enough image data")):
+    if isinstance(error.__cause__, (IndexError, EOFError, struct.error)):
+        return RejectedImage(Reason.TRUNCATED, f"{form}: file ends inside its header")
+    if any(word in message.lower() for word in ("truncated", "premature end", "not enough image data")):
         return RejectedImage(Reason.TRUNCATED, message)
     return RejectedImage(Reason.DECODE_FAILED, message)
 
@@ -296,7 +297,8 @@ def stored_format(source: Source, config: ImageConfig) -> StoredFormat:
 def encode(pixels: Pixels, stored: StoredFormat, *, quality: int) -> bytes:
     """Returns the file bytes of RGB pixels."""
     if stored == "jpeg":
-        return simplejpeg.encode_jpeg(pixels, quality, "RGB", "420", fastdct=False)
-    done, data = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), PNG_SETTINGS)
+        data: bytes = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420", fastdct=False)
+        return data
+    done, array = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), PNG_SETTINGS)
     assert done, "sides were checked by check_result"
-    return bytes(data.tobytes())
+    return array.tobytes()

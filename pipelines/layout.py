@@ -1,4 +1,7 @@
-"""Where a build puts things: the dataset's own files, and the working files under `.build` that a finished build leaves no trace of."""
+"""Where a build puts things.
+
+The dataset's own files, and the working files under `.build` that a finished build leaves no trace of.
+"""
 
 import dataclasses
 import json
@@ -59,7 +62,7 @@ class BuildFolder:
         return self.work / "progress" / shard.slug
 
     def prepare(self, *, overwrite: bool) -> None:
-        """Makes an empty output directory; refuses to touch what is not an unfinished build, unless told to overwrite."""
+        """Makes an empty output directory; refuses to touch anything but an unfinished build, unless told to overwrite."""
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"output {self.root} is a file; choose a directory")
         occupied = self.root.is_dir() and any(self.root.iterdir())

@@ -1,4 +1,7 @@
-"""The Beam job: list -> plan -> group references by shard -> write shards. Logic lives in the sibling modules; here is only wiring."""
+"""The Beam job.
+
+List -> plan -> group references by shard -> write shards. Logic lives in the sibling modules; here is only wiring.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +17,6 @@ from pipelines.plan import Listing, Plan, choose_split, make_plan
 from pipelines.sources import list_partition, partition_source
 from pipelines.values import ImageRef, PlannedShard, Receipt
 from pipelines.write import Threads, write_shard
-from shards.files import write_atomically
 
 
 @dataclass(eq=False)
@@ -147,6 +149,6 @@ def _report_to(folder: BuildFolder, shard: PlannedShard) -> Callable[[int, int],
         nonlocal last
         if time.monotonic() - last > _REPORT_SECONDS:
             last = time.monotonic()
-            write_atomically(folder.progress(shard), b"%d %d" % (done, rejected))
+            folder.progress(shard).write_bytes(b"%d %d" % (done, rejected))
 
     return watch

@@ -1,8 +1,9 @@
-"""Decides, from metadata alone, which split and which shard every example goes to. Pure functions; Beam only carries them.
+"""Decides, from metadata alone, which split and which shard every example goes to.
 
-The split is a salted hash of the group or key against the fractions. Inside a split, examples lie in the order of another
-hash of the key, and a shard is a range of that order. The ranges are cut on a histogram of hash prefixes, so that shards are
-even and stay within the asked size, and a shard still needs nothing but a lookup, however many images there are.
+Pure functions; Beam only carries them. The split is a salted hash of the group or key against the fractions. Inside a
+split, examples lie in the order of another hash of the key, and a shard is a range of that order. The ranges are cut
+on a histogram of hash prefixes, so that shards are even and stay within the asked size, and a shard still needs
+nothing but a lookup, however many images there are.
 """
 
 import hashlib
@@ -136,8 +137,10 @@ class Plan:
 
 def make_plan(listing: Listing, config: BuildConfig) -> Plan:
     """Turns counts into shard ranges and label ids; labels are sorted names, so ids depend on nothing else."""
+    names = split_order({name for name, _ in listing.images}, config.splits)
+    check_split_names(names, config)
     splits: list[SplitPlan] = []
-    for name in split_order({name for name, _ in listing.images}, config.splits):
+    for name in names:
         cells = sorted((prefix, count) for (split, prefix), count in listing.images.items() if split == name)
         prefixes, weights = [prefix for prefix, _ in cells], [listing.bytes[name, prefix] for prefix, _ in cells]
         images = sum(count for _, count in cells)
@@ -152,6 +155,15 @@ def split_order(names: Iterable[str], splits: SplitsConfig) -> list[str]:
     present = set(names)
     configured = [name for name in splits.fractions if name in present]
     return configured + sorted(present - set(configured))
+
+
+def check_split_names(names: Iterable[str], config: BuildConfig) -> None:
+    """Refuses settings for splits that the dataset does not have."""
+    present = list(names)
+    counted = config.shards.count if isinstance(config.shards.count, dict) else {}
+    for key, asked in (("transform.analyze", config.transform.analyze), ("shards.count", counted)):
+        if unknown := [name for name in asked if name not in present]:
+            raise UsageError(f"{key} names split {unknown[0]!r}; this dataset has {', '.join(present) or 'none'}")
 
 
 def choose_ranges(

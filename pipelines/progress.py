@@ -1,7 +1,7 @@
 """Shows a person how far a build is: a bar on a terminal, a plain line now and then in a log.
 
-Workers are other processes or other machines, so the numbers come from what they leave in the build folder: receipts of finished
-shards and the running counts of the others.
+Workers are other processes or other machines, so the numbers come from what they leave in the build folder: receipts
+of finished shards and the running counts of the others.
 """
 
 import sys
@@ -51,8 +51,9 @@ class Watch:
     def _running(self) -> Iterator[tuple[int, int]]:
         for path in (self._folder.work / "progress").glob("*-*"):
             if path.name not in self._finished:
-                done, rejected = path.read_text().split()
-                yield int(done), int(rejected)
+                counts = path.read_text().split()
+                if len(counts) == 2:  # else the worker is writing it at this very moment
+                    yield int(counts[0]), int(counts[1])
 
 
 @contextmanager

@@ -24,6 +24,8 @@ class Reason(StrEnum):
     DUPLICATE_KEY = "duplicate_key"
     # The row of a listing is incomplete or not of the stated types.
     BAD_ROW = "bad_row"
+    # The file lies in no class folder.
+    NO_LABEL = "no_label"
 
 
 class RejectedImage(Exception):

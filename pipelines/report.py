@@ -14,7 +14,8 @@ _SAMPLES, _SAMPLE_BYTES, _REJECTS = 24, 60_000, 100
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1d2330; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; } .quiet { color: #667085; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #e4e7ec; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #e4e7ec; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.path { overflow-wrap: anywhere; } .bar { background: #528bff; height: .7rem; border-radius: .2rem; min-width: 1px; }
 .samples { display: flex; flex-wrap: wrap; gap: .6rem; } figure { margin: 0; width: 6.5rem; }
@@ -33,7 +34,9 @@ def render_report(manifest: Manifest, root: Path) -> str:
         f"+ {counts.duplicates:,} duplicates &middot; {len(manifest.labels):,} classes &middot; "
         f"fingerprint {manifest.fingerprint[:12]}</p>",
         "<h2>Splits</h2>",
-        _table(("split", "images", "shards", "MB", "smallest shard", "largest shard"), map(_split_row, manifest.splits)),
+        _table(
+            ("split", "images", "shards", "MB", "smallest shard", "largest shard"), map(_split_row, manifest.splits)
+        ),
         "<h2>Classes</h2>",
         _class_table(manifest),
         "<h2>First pictures</h2>",
@@ -67,7 +70,7 @@ def _split_row(split: SplitEntry) -> tuple[str | int, ...]:
 def _class_table(manifest: Manifest) -> str:
     totals = {label: sum(split.labels.get(label, 0) for split in manifest.splits) for label in manifest.labels}
     largest = max(totals.values(), default=1) or 1
-    rows = []
+    rows: list[tuple[str | int, ...]] = []
     for label, total in totals.items():
         bar = f'<div class="bar" style="width: {100 * total / largest:.1f}%"></div>'
         per_split = [split.labels.get(label, 0) for split in manifest.splits]
@@ -82,7 +85,9 @@ def _samples(manifest: Manifest, root: Path) -> Iterator[str]:
         for _, record in read_records(stream):
             example = decode_example(record)
             (image,), (label,), (key,) = example["image"], example["label_name"], example["key"]
-            assert isinstance(image, bytes) and isinstance(label, bytes) and isinstance(key, bytes)
+            assert isinstance(image, bytes)
+            assert isinstance(label, bytes)
+            assert isinstance(key, bytes)
             if len(image) > _SAMPLE_BYTES:
                 continue
             kind = "png" if image.startswith(b"\x89PNG") else "jpeg"

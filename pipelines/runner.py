@@ -1,4 +1,7 @@
-"""Runs the Beam job: options with the local runner as default, slips found early, and failures told in the user's words."""
+"""Runs the Beam job.
+
+Options with the local runner as default, slips found early, and failures told in the user's words.
+"""
 
 import difflib
 import os
@@ -97,7 +100,9 @@ def explain_failures(config: BuildConfig) -> Iterator[None]:
         ours = re.search(r"shards\.errors\.(UsageError|ShardsmithError): (.+?)(?: \[while running|\n|$)", str(error))
         if ours:
             raise {"UsageError": UsageError}.get(ours[1], ShardsmithError)(ours[2]) from error
-        system = re.search(r"(?:OSError|PermissionError|FileNotFoundError): \[Errno \d+\] (.+?)(?: \[while|\n|$)", str(error))
+        system = re.search(
+            r"(?:OSError|PermissionError|FileNotFoundError): \[Errno \d+\] (.+?)(?: \[while|\n|$)", str(error)
+        )
         if isinstance(error, OSError) or system:
             problem = system[1] if system else str(error)
             raise ShardsmithError(f"the build stopped: {problem}; output {config.output} is incomplete") from error

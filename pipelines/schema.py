@@ -1,4 +1,7 @@
-"""What the records hold, told three ways: the manifest's feature list, a TFMD schema, and the files that make TFDS open the dataset."""
+"""What the records hold, told three ways.
+
+The manifest's feature list, a TFMD schema, and the files that make TFDS open the dataset.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -49,7 +52,12 @@ def schema_text(features: Sequence[FeatureEntry], labels: Sequence[str]) -> str:
 
 
 def tfds_files(
-    name: str, features: Sequence[FeatureEntry], labels: Sequence[str], splits: Sequence[SplitEntry], *, image_format: str
+    name: str,
+    features: Sequence[FeatureEntry],
+    labels: Sequence[str],
+    splits: Sequence[SplitEntry],
+    *,
+    image_format: str,
 ) -> dict[str, str]:
     """The three text files that `tfds.builder_from_directory` reads, by file name."""
     return {

@@ -1,7 +1,9 @@
-"""Lists inputs as references: class folders, split/class folders, and CSV or JSONL listings. Metadata only, no image is opened.
+"""Lists inputs as references.
 
-Keys are source-relative paths with forward slashes in NFC, or the listing's `id`; never an absolute path. What is wrong with the
-source as a whole is an error before work starts (`check_source`); what is wrong with one row becomes that row's fault.
+Class folders, split/class folders, and CSV or JSONL listings. Metadata only, no image is opened. Keys are source-
+relative paths with forward slashes in NFC, or the listing's `id`; never an absolute path. What is wrong with the
+source as a whole is an error before work starts (`check_source`); what is wrong with one row becomes that row's
+fault.
 """
 
 import csv
@@ -13,19 +15,26 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipelines.config import ColumnConfig, SourceConfig
-from pipelines.values import ImageRef, Scalar
+from pipelines.reasons import Reason
+from pipelines.values import Fault, ImageRef, Scalar
 from shards.errors import UsageError
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp"})
-SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"})
+READABLE = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
+# Listed all the same, to end as rejects: a picture that is refused is better than one that silently stays behind.
+UNREADABLE = frozenset({".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ico", ".tga", ".ppm", ".pgm", ".svg"})
+IMAGE_SUFFIXES = READABLE | UNREADABLE
+SPLIT_NAMES = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"}
+)
 REQUIRED_COLUMNS = ("path", "label")
+RESERVED_COLUMNS = frozenset({"image", "key", "label_name", "height", "width", "pixel", "pixel_square"})
 OPTIONAL_COLUMNS = ("split", "group", "id")
 
 
 class Partition(NamedTuple):
-    """A piece of a source that one worker lists: a class directory, or a listing file."""
+    """A piece of a source that one worker lists: a class folder, the loose files beside class folders, or a listing."""
 
-    kind: Literal["folder", "csv", "jsonl"]
+    kind: Literal["folder", "loose", "csv", "jsonl"]
     root: str
     path: str
     split: str = ""
@@ -56,18 +65,36 @@ def check_source(source: SourceConfig) -> None:
             raise UsageError(f"source.path {source.path} is not a directory; set source.kind to csv or jsonl")
         if source.columns:
             raise UsageError("source.columns needs a csv or jsonl listing; a folder has no extra columns")
-        if not partition_source(source):
-            raise UsageError(
-                f"source.path {source.path} has no class folders; expected {source.path}/<class>/<image>, or a listing"
-            )
+        _check_folders(source)
     else:
         _check_listing(source, kind)
+
+
+def _check_folders(source: SourceConfig) -> None:
+    folders = [partition for partition in partition_source(source) if partition.kind == "folder"]
+    if not folders:
+        raise UsageError(
+            f"source.path {source.path} has no class folders; expected {source.path}/<class>/<image>, or a listing"
+        )
+    for folder in folders:
+        if problem := _label_problem(folder.label):
+            raise UsageError(f"class folder {folder.path!r}: {problem}; rename it")
+        if folder.split and not folder.split.isidentifier():
+            raise UsageError(f"split folder {folder.split!r} must be letters, digits and underscores; rename it")
 
 
 def _check_listing(source: SourceConfig, kind: str) -> None:
     if os.path.isdir(source.path):
         raise UsageError(f"source.path {source.path} is a directory, but source.kind is {kind}")
-    reserved = set(REQUIRED_COLUMNS + OPTIONAL_COLUMNS) | {"image", "key", "label_name", "height", "width", "pixel", "pixel_square"}
+    reserved = set(REQUIRED_COLUMNS + OPTIONAL_COLUMNS) | {
+        "image",
+        "key",
+        "label_name",
+        "height",
+        "width",
+        "pixel",
+        "pixel_square",
+    }
     if clash := sorted(reserved & set(source.columns)):
         raise UsageError(f"source.columns: {clash[0]!r} is a name of our own; rename the column in the listing")
     first = next(_read_rows(source.path, kind), None)
@@ -86,12 +113,14 @@ def partition_source(source: SourceConfig) -> list[Partition]:
         return [Partition(kind, str(Path(source.path).parent), source.path)]
     root = source.path
     if folder_layout(source) == "class":
-        return [Partition("folder", root, f"{root}/{name}", label=name) for name in _subdirectories(root)]
-    return [
-        Partition("folder", root, f"{root}/{split}/{name}", split=split, label=name)
-        for split in _subdirectories(root)
-        for name in _subdirectories(f"{root}/{split}")
-    ]
+        return [*_class_folders(root, root, split=""), Partition("loose", root, root)]
+    splits = [(name, f"{root}/{name}") for name in _subdirectories(root)]
+    folders = [folder for split, path in splits for folder in _class_folders(root, path, split=split)]
+    return [*folders, *(Partition("loose", root, path, split=split) for split, path in [("", root), *splits])]
+
+
+def _class_folders(root: str, path: str, *, split: str) -> list[Partition]:
+    return [Partition("folder", root, f"{path}/{name}", split=split, label=name) for name in _subdirectories(path)]
 
 
 def folder_layout(source: SourceConfig) -> Literal["class", "split_class"]:
@@ -109,25 +138,30 @@ def _subdirectories(path: str) -> list[str]:
 
 def list_partition(partition: Partition, columns: Mapping[str, ColumnConfig]) -> Iterator[ImageRef]:
     """Yields the refs of one partition."""
-    if partition.kind == "folder":
-        return _list_folder(partition)
+    if partition.kind in ("folder", "loose"):
+        return _list_files(partition)
     return _list_rows(partition, columns)
 
 
-def _list_folder(partition: Partition) -> Iterator[ImageRef]:
-    for entry in _walk(partition.path):
+_LOOSE = Fault(Reason.NO_LABEL, "the file lies in no class folder")
+
+
+def _list_files(partition: Partition) -> Iterator[ImageRef]:
+    loose = partition.kind == "loose"
+    label = unicodedata.normalize("NFC", partition.label)
+    for entry in _walk(partition.path, recursive=not loose):
         key = make_key(os.path.relpath(entry.path, partition.root))
-        label = unicodedata.normalize("NFC", partition.label)
-        yield ImageRef(key, label, entry.path, entry.stat().st_size, split=partition.split)
+        size = _file_size(entry.path)
+        yield ImageRef(key, label, entry.path, size, split=partition.split, fault=_LOOSE if loose else None)
 
 
-def _walk(path: str) -> Iterator[os.DirEntry[str]]:
+def _walk(path: str, *, recursive: bool) -> Iterator[os.DirEntry[str]]:
     """Image files below a directory; directory links are not followed, so that loops cannot trap the listing."""
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
+                yield from _walk(entry.path, recursive=True) if recursive else ()
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not entry.is_dir():
                 yield entry
 
 
@@ -181,7 +215,7 @@ def _row_ref(row: _Row, partition: Partition, columns: Mapping[str, ColumnConfig
     place = f"{os.path.basename(partition.path)} line {row.line}"
     fault = row.fault or _row_fault(row.values, columns)
     if fault:
-        return ImageRef(key=place, label="", location=partition.path, size=0, fault=f"{place}: {fault}")
+        return ImageRef(place, "", partition.path, 0, fault=Fault(Reason.BAD_ROW, f"{place}: {fault}"))
     text = {name: str(row.values.get(name) or "") for name in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)}
     location = os.path.normpath(os.path.join(partition.root, text["path"]))
     return ImageRef(
@@ -199,6 +233,8 @@ def _row_fault(values: Mapping[str, Any], columns: Mapping[str, ColumnConfig]) -
     for name in REQUIRED_COLUMNS:
         if values.get(name) in (None, ""):
             return f"{name} is empty"
+    if problem := _label_problem(str(values["label"])):
+        return problem
     split = values.get("split") or ""
     if split and not str(split).isidentifier():
         return f"split {split!r} must be letters, digits and underscores"
@@ -208,6 +244,11 @@ def _row_fault(values: Mapping[str, Any], columns: Mapping[str, ColumnConfig]) -
         except (TypeError, ValueError):
             return f"column {name} holds {values.get(name)!r}, which is not {column.type}"
     return ""
+
+
+def _label_problem(label: str) -> str:
+    """Labels are lines of label.labels.txt and of the vocabulary, so they must be visible and on one line."""
+    return "" if label.strip() and label.isprintable() else f"label {label!r} is blank or has unprintable characters"
 
 
 def _cast(value: Any, column: ColumnConfig) -> Scalar:

@@ -1,9 +1,10 @@
-"""The one module that knows tf.Transform: analyses the facts of a build and saves the graph that training and serving apply.
+"""The one module that knows tf.Transform.
 
-The graph treats a picture as a batch of pixels: its input `pixel` has one RGB row in [0, 1] per pixel, and the analysis feeds it
-each picture's mean colour. So the normalisation is learnt from moments, a hundred bytes per image, and applied to pictures
-of any size. Every image counts once, whatever its size. Extra columns keep their names; rows of different inputs are
-independent, so whoever has no use for one feeds it no rows.
+Analyses the facts of a build and saves the graph that training and serving apply. The graph treats a picture as a
+batch of pixels: its input `pixel` has one RGB row in [0, 1] per pixel, and the analysis feeds it each picture's mean
+colour. So the normalisation is learnt from moments, a hundred bytes per image, and applied to pictures of any size.
+Every image counts once, whatever its size. Extra columns keep their names; rows of different inputs are independent,
+so whoever has no use for one feeds it no rows.
 """
 
 import tempfile
@@ -56,11 +57,15 @@ def preprocess_facts(inputs: Tensors, *, labels: Sequence[str], columns: Mapping
     """The graph: label name to id, pixels to zero mean and unit variance, each column by its scale."""
     # The ids are the plan's (they are in the records already); the vocabulary adds how often each label occurs.
     tft.vocabulary(inputs[LABEL_NAME], store_frequency=True, vocab_filename=LABEL_FREQUENCY)
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(tf.constant(labels), tf.range(len(labels), dtype=tf.int64)), -1
-    )
+    # Tracked by tft, or the table would be filled anew at every call of the graph.
+    table = tft.make_and_track_object(partial(_label_table, labels), name="labels")
     outputs = {"label": table.lookup(inputs[LABEL_NAME]), PIXEL: _normalise(inputs)}
     return outputs | {name: _scale(inputs[name], name, column) for name, column in columns.items()}
+
+
+def _label_table(labels: Sequence[str]) -> Any:
+    ids = tf.lookup.KeyValueTensorInitializer(tf.constant(labels), tf.range(len(labels), dtype=tf.int64))
+    return tf.lookup.StaticHashTable(ids, default_value=-1)
 
 
 def _normalise(inputs: Tensors) -> Any:

@@ -10,8 +10,15 @@ import apache_beam as beam
 Scalar = int | float | str
 
 
+class Fault(NamedTuple):
+    """Why an input is known to be unusable before it is opened: a code of `reasons.Reason` and a message."""
+
+    reason: str
+    message: str
+
+
 class ImageRef(NamedTuple):
-    """One input, by reference. `fault` says why a listing's row cannot become an example; such a ref ends as a reject."""
+    """One input, by reference. A ref with a fault flows like any other, so that it is counted, and ends as a reject."""
 
     key: str
     label: str
@@ -20,7 +27,7 @@ class ImageRef(NamedTuple):
     split: str = ""  # "" = not given by the source
     group: str = ""
     columns: tuple[Scalar, ...] = ()
-    fault: str = ""
+    fault: Fault | None = None
 
 
 class ImageRefCoder(beam.coders.Coder):
@@ -28,11 +35,12 @@ class ImageRefCoder(beam.coders.Coder):
 
     def encode(self, value: ImageRef) -> bytes:
         """The ref's fields as bytes."""
-        return pickle.dumps(tuple(value), protocol=5)
+        return pickle.dumps((*value[:-1], value.fault and tuple(value.fault)), protocol=5)
 
     def decode(self, encoded: bytes) -> ImageRef:
         """The ref again."""
-        return ImageRef(*pickle.loads(encoded))
+        *fields, fault = pickle.loads(encoded)
+        return ImageRef(*fields, fault and Fault(*fault))
 
     def is_deterministic(self) -> bool:
         """Refs are never keys."""

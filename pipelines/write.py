@@ -1,7 +1,7 @@
 """Writes one shard from its refs: read ahead, process, encode and frame in the order of the key hash; then its receipt.
 
-Everything a shard leaves behind gets its final name only when it is whole, and is a function of its refs alone: a retry, or a
-twin on another worker, writes the same bytes.
+Everything a shard leaves behind gets its final name only when it is whole, and is a function of its refs alone: a
+retry, or a twin on another worker, writes the same bytes.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from pipelines.images import Picture, process_image
 from pipelines.layout import BuildFolder, save_receipt
 from pipelines.plan import order_hash
 from pipelines.reasons import Reason, RejectedImage
-from pipelines.values import ImageRef, PlannedShard, Receipt, Reject
+from pipelines.values import Fault, ImageRef, PlannedShard, Receipt, Reject
 from shards.example import Value, encode_example
 from shards.files import open_atomically, write_atomically
 from shards.records import RecordWriter, WrittenShard
@@ -99,11 +99,11 @@ def mark_duplicates(refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
     """Gives a fault to every ref whose key was there before; equal keys are neighbours in the shard's order."""
     previous = None
     for ref in refs:
-        yield ref._replace(fault=DUPLICATE_FAULT) if ref.key == previous and not ref.fault else ref
+        yield ref._replace(fault=_DUPLICATE) if ref.key == previous and not ref.fault else ref
         previous = ref.key
 
 
-DUPLICATE_FAULT = "another input has the same key; give each row an id of its own"
+_DUPLICATE = Fault(Reason.DUPLICATE_KEY, "another input has the same key; give each row an id of its own")
 
 
 def chunks(refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
@@ -125,7 +125,7 @@ def process_ref(ref: ImageRef, config: BuildConfig, label_ids: Mapping[str, int]
     data = b""
     try:
         if ref.fault:
-            raise RejectedImage(Reason.DUPLICATE_KEY if ref.fault == DUPLICATE_FAULT else Reason.BAD_ROW, ref.fault)
+            raise RejectedImage(Reason(ref.fault.reason), ref.fault.message)
         data = read_input(ref)
         picture = process_image(data, config.image)
     except RejectedImage as reject:

@@ -1,18 +1,32 @@
-"""manifest.json: what a finished dataset directory holds. It is written last, so its existence means that the dataset is complete.
+"""manifest.json: what a finished dataset directory holds. It is written last: if it exists, the dataset is complete.
 
-Paths are relative to the directory, so a dataset can be moved or copied. The file is a pure function of the inputs and settings:
-no dates, no host names, no absolute paths.
+Paths are relative to the directory, so a dataset can be moved or copied. The file is a pure function of the inputs and
+settings: no dates, no host names, no absolute paths. It holds the checksum of every file, and as its last key its own:
+the sha256 of all other keys and values as JSON with sorted keys and no spaces.
 """
 
-from pathlib import Path
-from typing import Any, Literal
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
-from shards.errors import ShardsmithError
+from shards.errors import ShardsmithError, UsageError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+_CHECKSUM = "sha256"
+
+
+def _inside(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise ValueError(f"{path!r} does not lie inside the dataset")
+    return path
+
+
+RelativePath = Annotated[str, AfterValidator(_inside)]
 
 
 class _Value(BaseModel):
@@ -22,17 +36,17 @@ class _Value(BaseModel):
 class FileEntry(_Value):
     """A file of the dataset other than a shard."""
 
-    path: str
-    bytes: int
+    path: RelativePath
+    bytes: NonNegativeInt
     sha256: str
 
 
 class ShardEntry(FileEntry):
     """One TFRecord file and its index; `inputs` is the fingerprint of what it was made from."""
 
-    index: str
+    index: RelativePath
     index_sha256: str
-    records: int
+    records: NonNegativeInt
     inputs: str
 
 
@@ -40,9 +54,9 @@ class SplitEntry(_Value):
     """One split: its shards in reading order and how many examples of each label they hold."""
 
     name: str
-    records: int
-    bytes: int
-    labels: dict[str, int]
+    records: NonNegativeInt
+    bytes: NonNegativeInt
+    labels: dict[str, NonNegativeInt]
     shards: tuple[ShardEntry, ...]
 
 
@@ -57,10 +71,10 @@ class FeatureEntry(_Value):
 class Counts(_Value):
     """The accounting of a build: read = written + rejected + duplicates."""
 
-    read: int
-    written: int
-    rejected: dict[str, int]
-    duplicates: int
+    read: NonNegativeInt
+    written: NonNegativeInt
+    rejected: dict[str, NonNegativeInt]
+    duplicates: NonNegativeInt
 
     @property
     def balanced(self) -> bool:
@@ -71,7 +85,7 @@ class Counts(_Value):
 class Manifest(_Value):
     """The table of contents of a dataset directory."""
 
-    format_version: int
+    format_version: PositiveInt
     name: str
     fingerprint: str
     made_by: dict[str, str]
@@ -87,11 +101,13 @@ class Manifest(_Value):
         for split in self.splits:
             if split.name == name:
                 return split
-        raise ShardsmithError(f"the dataset has no split {name!r}; it has {', '.join(s.name for s in self.splits)}")
+        names = ", ".join(split.name for split in self.splits)
+        raise UsageError(f"the dataset has no split {name!r}; it has {names or 'none at all'}")
 
     def to_json(self) -> str:
-        """The text of manifest.json."""
-        return self.model_dump_json(indent=1) + "\n"
+        """The text of manifest.json, with its checksum."""
+        values = json.loads(self.model_dump_json())
+        return json.dumps(values | {_CHECKSUM: _digest(values)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_manifest(directory: str | Path) -> Manifest:
@@ -111,26 +127,35 @@ def read_manifest(directory: str | Path) -> Manifest:
 
 
 def parse_manifest(text: str, *, place: str) -> Manifest:
-    """Validates the text of a manifest; `place` is named in errors."""
-    version = _format_version(text)
-    if version is not None and version > FORMAT_VERSION:
+    """Validates the text of a manifest, its checksum first; `place` is named in errors."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(place, f"not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise _damaged(place, "not a JSON object")
+    version = values.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise ShardsmithError(
             f"{place} has format version {version}, this shardsmith reads up to {FORMAT_VERSION}; upgrade shardsmith"
         )
+    if values.pop(_CHECKSUM, None) != _digest(values):
+        raise _damaged(place, "its content does not match its own sha256")
     try:
-        return Manifest.model_validate_json(text)
+        return Manifest.model_validate_json(_canonical(values), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"])) or "the file"
-        raise ShardsmithError(f"{place} is damaged: {where}: {problem['msg']}; restore or rebuild the dataset") from error
+        raise _damaged(place, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
 
 
-class _Header(BaseModel):
-    format_version: int
+def _damaged(place: str, problem: str) -> ShardsmithError:
+    return ShardsmithError(f"{place} is damaged: {problem}; restore or rebuild the dataset")
 
 
-def _format_version(text: str) -> int | None:
-    try:
-        return _Header.model_validate_json(text).format_version
-    except ValidationError:
-        return None  # The full validation says what is wrong.
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical(values)).hexdigest()
+
+
+def _canonical(values: dict[str, Any]) -> bytes:
+    """The same bytes for the same content, however it is indented or ordered."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()

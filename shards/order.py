@@ -7,14 +7,16 @@ Training, for one epoch:
   and every worker has the same number of steps;
 - a lane is read in *windows*, and the records inside a window are permuted, keyed by (seed, epoch, record).
 
-The records left over when the epoch's records do not fill a last global batch are not read in that epoch; which ones they are
-changes with every epoch. Evaluation reads each record once, in stored order, and pads the last batches with weight 0.
+The records left over when the epoch's records do not fill a last global batch are not read in that epoch; which ones
+they are changes with every epoch. Evaluation reads each record once, in stored order, and pads the last batches with
+weight 0.
 
 A record is named by its *ordinal*: its number in the split, counting through the shards in manifest order.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from shards.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
+LONGEST_SPAN = 256  # of an evaluation block; in training, a span is at most a run long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +39,17 @@ class Order:
 
     def __post_init__(self) -> None:
         """Refuses numbers that cannot be dealt out evenly."""
+        sizes = {"global batch": self.global_batch, "lanes": self.lanes, "run": self.run, "window": self.window}
+        for name, size in sizes.items():
+            if size < 1:
+                raise UsageError(f"{name} must be at least 1, not {size}")
         if self.global_batch % self.lanes:
             raise UsageError(
                 f"global batch {self.global_batch} is not divisible by {self.lanes} lanes; "
                 f"choose a multiple of {self.lanes}, or set input.lanes to a divisor of {self.global_batch}"
             )
-        if min(self.run, self.window) < 1:
-            raise UsageError(f"run ({self.run}) and window ({self.window}) must be at least 1 record")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError(f"seed {self.seed} does not fit in 64 bits")
 
     @property
     def per_lane(self) -> int:
@@ -55,12 +62,17 @@ class Order:
         return max(1, self.window // self.per_lane)
 
     def steps_per_epoch(self, records: int) -> int:
-        """Whole global batches in an epoch."""
+        """Whole global batches in an epoch; refuses a split that does not fill even one."""
+        if records < self.global_batch:
+            raise UsageError(
+                f"{records} records do not fill one global batch of {self.global_batch}; "
+                "choose a smaller global batch or a larger split"
+            )
         return records // self.global_batch
 
     def check_workers(self, workers: int) -> None:
         """Refuses a number of workers that cannot own the same number of lanes each."""
-        if self.lanes % workers:
+        if workers < 1 or self.lanes % workers:
             raise UsageError(
                 f"{self.lanes} lanes cannot be dealt evenly to {workers} workers; "
                 f"set input.lanes to a multiple of {workers} that divides the global batch {self.global_batch}"
@@ -71,8 +83,8 @@ class Order:
 class Block:
     """Some consecutive steps of one worker: the spans of records to read, and how to arrange what was read.
 
-    Span k is records `first[k] .. first[k] + count[k]` of shard `shard[k]`. `take` lists, step after step, positions in the
-    concatenated spans; `ordinals` and `weights` say which record each is and whether it counts (1) or pads (0).
+    Span k is the `count[k]` records from `first[k]` on of shard `shard[k]`. `take` lists, step after step, positions in
+    the concatenated spans; `ordinals` and `weights` say which record each is and whether it counts (1) or pads (0).
     """
 
     shard: Ints
@@ -84,7 +96,7 @@ class Block:
 
 
 def mix(*parts: int | Ints) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of integers, elementwise (splitmix64). Written here because NumPy's generators may change between releases."""
+    """A 64-bit hash of integers, elementwise (splitmix64); NumPy's own generators may change between releases."""
     with np.errstate(over="ignore"):
         state: npt.NDArray[np.uint64] = np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64)
         for part in parts:
@@ -97,14 +109,14 @@ def mix(*parts: int | Ints) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class EpochLine:
-    """All runs of an epoch in their permuted order: run k holds ordinals `first[k] .. first[k] + count[k]`."""
+    """All runs of an epoch in their permuted order: run k holds the `count[k]` ordinals from `first[k]` on."""
 
     first: Ints
     count: Ints
     start: Ints  # position of each run in the line
 
     def ordinals(self, begin: int, end: int) -> Ints:
-        """The ordinals at positions begin..end of the line."""
+        """The ordinals at the positions from `begin` up to, not including, `end`."""
         low = int(np.searchsorted(self.start, begin, side="right")) - 1
         high = int(np.searchsorted(self.start, end, side="left"))
         runs = [np.arange(f, f + c) for f, c in zip(self.first[low:high], self.count[low:high], strict=True)]
@@ -116,7 +128,7 @@ def lay_out_epoch(shard_records: Sequence[int], order: Order, epoch: int) -> Epo
     """Cuts shards into runs and permutes the runs by (seed, epoch)."""
     sizes = np.asarray(shard_records, dtype=np.int64)
     shard_start = np.concatenate([[0], np.cumsum(sizes)])
-    first = np.concatenate([np.arange(a, b, order.run) for a, b in zip(shard_start, shard_start[1:], strict=False)])
+    first = np.concatenate([np.arange(a, b, order.run) for a, b in pairwise(shard_start)])
     last = np.minimum(first + order.run, shard_start[np.searchsorted(shard_start, first, side="right")])
     shuffled = np.argsort(mix(order.seed, epoch, first), kind="stable")
     count = (last - first)[shuffled]
@@ -128,15 +140,17 @@ def training_blocks(
 ) -> Iterator[Block]:
     """Yields one worker's blocks of an epoch from `start_step` on; each window of steps is one block."""
     order.check_workers(workers)
-    line = lay_out_epoch(shard_records, order, epoch)
     steps = order.steps_per_epoch(sum(shard_records))
-    width = order.steps_per_window
-    for begin in range(start_step // width * width, steps, width):
-        end = min(begin + width, steps)
+    line = lay_out_epoch(shard_records, order, epoch)
+    step = start_step
+    while step < steps:
+        begin = step // order.steps_per_window * order.steps_per_window
+        end = min(begin + order.steps_per_window, steps)
         lanes = [_window(line, order, epoch, lane, steps, begin, end) for lane in range(worker, order.lanes, workers)]
         # (lane, step, record) -> (step, lane, record): the batch of a step takes from each lane in turn.
         by_step = np.stack(lanes).reshape(len(lanes), end - begin, order.per_lane).swapaxes(0, 1)
-        yield _block(by_step[max(start_step - begin, 0) :].ravel(), shard_records, run=order.run)
+        yield _block(by_step[step - begin :].ravel(), shard_records, longest=order.run)
+        step = end
 
 
 def _window(line: EpochLine, order: Order, epoch: int, lane: int, steps: int, begin: int, end: int) -> Ints:
@@ -156,25 +170,29 @@ def global_batch(shard_records: Sequence[int], order: Order, *, step: int) -> In
 def evaluation_blocks(
     shard_records: Sequence[int], *, batch: int, worker: int, workers: int, window: int = 1024
 ) -> Iterator[Block]:
-    """Yields one worker's share of a split: each record once over all workers, the same number of batches for each."""
+    """Yields one worker's share of a split: each record once over all workers, the same number of batches for each.
+
+    A split without records has no batches.
+    """
     records = sum(shard_records)
     share = -(-records // (batch * workers)) * batch
     width = max(1, window // batch) * batch
     for begin in range(worker * share, (worker + 1) * share, width):
         positions = np.arange(begin, min(begin + width, (worker + 1) * share))
-        yield _block(np.minimum(positions, records - 1), shard_records, counts=positions < records)
+        counts = positions < records
+        yield _block(np.minimum(positions, records - 1), shard_records, longest=LONGEST_SPAN, counts=counts)
 
 
 def _block(
-    ordinals: Ints, shard_records: Sequence[int], *, run: int = 256, counts: npt.NDArray[np.bool_] | None = None
+    ordinals: Ints, shard_records: Sequence[int], *, longest: int, counts: npt.NDArray[np.bool_] | None = None
 ) -> Block:
-    """Finds the spans that hold `ordinals`: maximal stretches of consecutive records within a shard, at most `run` long."""
+    """Finds the spans that hold `ordinals`: stretches of consecutive records within a shard, at most `longest` long."""
     needed = np.unique(ordinals)
     shard_start = np.concatenate([[0], np.cumsum(np.asarray(shard_records, dtype=np.int64))])
     shard = np.searchsorted(shard_start, needed, side="right") - 1
     breaks = np.flatnonzero((np.diff(needed) != 1) | (np.diff(shard) != 0)) + 1
     edges = np.concatenate([[0], breaks, [len(needed)]])
-    starts = np.concatenate([np.arange(a, b, run) for a, b in zip(edges, edges[1:], strict=False)])
+    starts = np.concatenate([np.arange(a, b, longest) for a, b in pairwise(edges)])
     return Block(
         shard=shard[starts],
         first=(needed - shard_start[shard])[starts],

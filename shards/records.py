@@ -1,7 +1,7 @@
 """TFRecord framing and DALI index files: the bytes of one shard, written and read back with every checksum verified.
 
-A record is `length (8 bytes) | masked crc32c of it (4) | data | masked crc32c of data (4)`, little endian. The index holds one
-`offset size` text line per record; size counts the 16 framing bytes.
+A record is `length (8 bytes) | masked crc32c of it (4) | data | masked crc32c of data (4)`, little endian. The index
+holds one `offset size` text line per record; size counts the 16 framing bytes.
 """
 
 import hashlib
@@ -9,13 +9,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 FRAMING_BYTES = 16
+LONGEST_RECORD = 2**31 - 1  # protobuf's limit for a message; a longer length, though its checksum holds, is not ours
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -75,8 +76,15 @@ class RecordWriter:
         return WrittenShard(self.records, self.bytes, self._hash.hexdigest(), self._index_hash.hexdigest())
 
 
-def read_records(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, data) of every record; raises DamagedRecord at the first that fails its checksum or is cut off."""
+class Readable(Protocol):
+    """What records are read from: an open file, or something that hashes one on the way."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next `size` bytes; fewer only at the end."""
+
+
+def read_records(stream: Readable) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, data) of every record; raises DamagedRecord at the first that is cut off or fails a checksum."""
     record = offset = 0
     while header := stream.read(12):
         data = _read_body(stream, header, record, offset)
@@ -85,15 +93,17 @@ def read_records(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         record += 1
 
 
-def _read_body(stream: BinaryIO, header: bytes, record: int, offset: int) -> bytes:
+def _read_body(stream: Readable, header: bytes, record: int, offset: int) -> bytes:
     if len(header) < 12:
         raise DamagedRecord(record, offset, "file ends inside the record's header")
     length, length_crc = struct.unpack("<QI", header)
     if masked_crc(header[:8]) != length_crc:
         raise DamagedRecord(record, offset, "length fails its checksum")
+    if length > LONGEST_RECORD:
+        raise DamagedRecord(record, offset, f"length {length} is more than an example can have")
     body = stream.read(length + 4)
     if len(body) < length + 4:
-        raise DamagedRecord(record, offset, f"file ends {length + 4 - len(body)} bytes inside the record")
+        raise DamagedRecord(record, offset, f"file ends {length + 4 - len(body)} bytes before the record does")
     data = body[:-4]
     if masked_crc(data) != struct.unpack("<I", body[-4:])[0]:
         raise DamagedRecord(record, offset, "data fails its checksum")
@@ -102,8 +112,24 @@ def _read_body(stream: BinaryIO, header: bytes, record: int, offset: int) -> byt
 
 def read_index(path: Path) -> npt.NDArray[np.int64]:
     """The index as an array of (offset, size) rows; raises ValueError if it is not such a file."""
-    text = path.read_text(encoding="ascii")
-    rows = np.array(text.split(), dtype=np.int64).reshape(-1, 2)
-    if text != "".join(f"{offset} {size}\n" for offset, size in rows.tolist()):
+    return parse_index(path.read_bytes())
+
+
+def parse_index(content: bytes) -> npt.NDArray[np.int64]:
+    """The (offset, size) rows; raises ValueError unless there is one line per record, and they lie end to end."""
+    try:
+        rows = np.array([int(word) for word in content.split()], dtype=np.int64).reshape(-1, 2)
+    except (ValueError, OverflowError) as error:
+        raise ValueError("not one 'offset size' line per record") from error
+    if content != b"%d %d\n" * len(rows) % tuple(rows.ravel().tolist()):
         raise ValueError("not one 'offset size' line per record")
+    offsets, sizes = rows[:, 0], rows[:, 1]
+    begins = np.cumsum(sizes) - sizes
+    wrong = np.flatnonzero((offsets != begins) | (sizes < FRAMING_BYTES))
+    if len(wrong):
+        record = wrong[0]
+        raise ValueError(
+            f"record {record} is listed at byte {offsets[record]} with {sizes[record]} bytes; "
+            f"it must begin at byte {begins[record]} and have at least {FRAMING_BYTES}"
+        )
     return rows

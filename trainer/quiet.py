@@ -9,7 +9,7 @@ from collections.abc import Iterator
 def import_tensorflow() -> None:
     """Imports TensorFlow for the first time; a level that the user chose by TF_CPP_MIN_LOG_LEVEL is kept."""
     chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     with contextlib.nullcontext() if chosen else _muted_stderr():
         import tensorflow as tf

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from rich.progress import BarColumn, Progress, TextColumn
 
-from shards.manifest import write_atomically
+from shards.files import write_atomically
 from trainer.evaluate import Evaluation
 
 METRICS = "metrics.jsonl"

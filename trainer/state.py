@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from shards.errors import ShardsmithError, UsageError
-from shards.manifest import write_atomically
+from shards.files import write_atomically
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.model import build_model, build_optimizer

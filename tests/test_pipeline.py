@@ -1,0 +1,168 @@
+"""The Beam wiring: transforms under TestPipeline, what the shuffle carries, and the same bytes in every local mode."""
+
+import re
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.test_pipeline import TestPipeline as BeamTestPipeline
+from apache_beam.testing.util import assert_that, equal_to
+from conftest import make_config
+from PIL import Image
+from pictures import encoded, picture, write_class_folders
+
+from pipelines.layout import BuildFolder, load_plan
+from pipelines.pipeline import ListImages, PlanShards, WriteShards, key_by_shard
+from pipelines.plan import Listing, make_plan
+from pipelines.runner import parse_beam_options, run_build
+from pipelines.values import Fault, ImageRef, ImageRefCoder
+from shards.files import hash_file
+
+LOCAL = PipelineOptions(["--runner=FnApiRunner"])
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    root = write_class_folders(tmp_path_factory.mktemp("raw"), classes=("ant", "bee", "cow"), images=12)
+    (root / "ant" / "cut.jpg").write_bytes(encoded(picture(1))[:200])
+    return root
+
+
+def test_list_images_yields_a_ref_per_file(raw):
+    with BeamTestPipeline(options=LOCAL) as pipeline:
+        refs = pipeline | ListImages(make_config(raw, "out"))
+        keys = refs | beam.Map(lambda ref: (ref.label, ref.key))
+        counts = refs | beam.Map(lambda ref: ref.label) | beam.combiners.Count.PerElement()
+        expected = [("ant", "ant/cut.jpg")]
+        for label in ("ant", "bee", "cow"):
+            expected += [(label, f"{label}/{n:03d}.jpg") for n in range(12) if n % 3]
+            expected += [(label, f"{label}/deep/{n:03d}.png") for n in range(0, 12, 3)]
+        assert_that(keys, equal_to(expected), label="keys")
+        assert_that(counts, equal_to([("ant", 13), ("bee", 12), ("cow", 12)]), label="counts")
+
+
+def test_plan_shards_equals_the_pure_plan_and_is_stored(raw, tmp_path):
+    config = make_config(raw, tmp_path, shards={"count": 2})
+    path = tmp_path / "work" / "plan.json"
+    path.parent.mkdir()
+    refs = [ImageRef(f"k{n}", "ab"[n % 2], "", 1000 + n) for n in range(50)]
+    listing = Listing()
+    for ref in refs:
+        listing.add(ref, config)
+    expected = make_plan(listing, config)
+    with BeamTestPipeline(options=LOCAL) as pipeline:
+        plan = pipeline | beam.Create(refs) | PlanShards(config, path)
+        assert_that(plan, equal_to([expected]))
+    assert load_plan(path) == expected
+
+
+def test_every_ref_is_keyed_by_its_planned_shard():
+    config = make_config("raw", "out", shards={"count": 3})
+    refs = [ImageRef(f"k{n}", "a", "", 1000) for n in range(200)]
+    listing = Listing()
+    for ref in refs:
+        listing.add(ref, config)
+    plan = make_plan(listing, config)
+    numbers = {key_by_shard(ref, plan, config)[0] for ref in refs}
+    assert numbers == set(range(9))  # 3 splits of 3 shards
+    assert all(key_by_shard(ref, plan, config)[1] is ref for ref in refs)
+
+
+def test_write_shards_returns_a_receipt_per_shard(raw, tmp_path):
+    config = make_config(raw, tmp_path / "out", shards={"count": 2}, splits={"fractions": {"train": 1.0}})
+    folder = BuildFolder(tmp_path / "out")
+    folder.prepare(overwrite=False)
+    with BeamTestPipeline(options=LOCAL) as pipeline:
+        refs = pipeline | ListImages(config)
+        plan = refs | PlanShards(config, folder.plan)
+        receipts = refs | WriteShards(config, beam.pvalue.AsSingleton(plan), 2)
+        told = receipts | beam.Map(lambda r: (r.split, r.index, r.read == r.records + sum(r.rejected.values())))
+        totals = receipts | beam.Map(lambda r: r.read) | beam.CombineGlobally(sum)
+        assert_that(told, equal_to([("train", 0, True), ("train", 1, True)]), label="receipts")
+        assert_that(totals, equal_to([37]), label="everything is read")
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        ImageRef("k", "l", "/x", 5),
+        ImageRef("k\udcff", "é", "/x\udcff", 2**40, "train", "g", (1, 2.5, "text"), Fault("bad_row", "why")),
+    ],
+)
+def test_the_ref_coder_round_trips_and_is_small(ref):
+    coder = ImageRefCoder()
+    assert coder.decode(coder.encode(ref)) == ref
+    assert type(coder.decode(coder.encode(ref)).fault) is type(ref.fault)
+    assert len(coder.encode(ref)) < 150
+    assert isinstance(beam.coders.registry.get_coder(ImageRef), ImageRefCoder)
+
+
+def test_only_references_go_through_a_group_by_key(tmp_path, monkeypatch):
+    """Taps the input of every GroupByKey of a real build whose files are far larger than any reference."""
+    source = tmp_path / "raw" / "noise"
+    source.mkdir(parents=True)
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(source / f"{number}.png")
+    smallest = min(path.stat().st_size for path in source.iterdir())
+    assert smallest > 100_000
+    taps = tmp_path / "taps"
+    taps.mkdir()
+    expand = beam.GroupByKey.expand
+
+    def tapped(self, inputs):
+        kind = inputs.element_type
+        name = str(taps / re.sub(r"\W+", "_", str(kind)))
+        weigh = beam.Map(weigh_element, coder=beam.coders.registry.get_coder(kind), path=name).with_output_types(kind)
+        return expand(self, inputs | f"Tap{id(self)}" >> weigh)
+
+    monkeypatch.setattr(beam.GroupByKey, "expand", tapped)
+    config = make_config(tmp_path / "raw", tmp_path / "out", image={"encode": {"format": "original"}})
+    BuildFolder(tmp_path / "out").prepare(overwrite=False)
+    assert run_build(config, options=LOCAL).images == 6
+    carried = {path.name: [int(line) for line in path.read_text().split()] for path in taps.iterdir()}
+    (images,) = (sizes for name, sizes in carried.items() if "ImageRef" in name)
+    assert len(images) == 6  # the tap saw the shuffle of the images
+    assert max(size for sizes in carried.values() for size in sizes) < 1_000
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*.tfrecord")) > 6 * smallest
+
+
+def weigh_element(element, coder, path):
+    """Notes the encoded size on disk: Beam works on a pickled copy of anything in memory."""
+    with open(path, "a") as stream:
+        stream.write(f"{len(coder.encode(element))}\n")
+    return element
+
+
+@pytest.fixture(scope="module")
+def reference_bytes(raw, tmp_path_factory):
+    return build_bytes(raw, tmp_path_factory.mktemp("reference"))
+
+
+def build_bytes(raw: Path, base: Path, *arguments: str) -> dict[str, str]:
+    """The sha256 of everything that the job writes for keeps."""
+    config = make_config(raw, base / "out", image={"resize": "center_crop:24"}, shards={"target_mb": 0.004})
+    BuildFolder(base / "out").prepare(overwrite=False)
+    run_build(config, options=parse_beam_options(arguments, ours=()))
+    paths = [p for p in (base / "out").rglob("*") if p.is_file() and ".build" not in p.parts]
+    receipts = [p for p in (base / "out" / ".build").rglob("*.json")]
+    return {str(path.relative_to(base / "out")): hash_file(path) for path in [*paths, *receipts]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--direct_running_mode=in_memory"],
+        ["--direct_running_mode=multi_threading", "--direct_num_workers=3"],
+        ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+        ["--direct_running_mode=multi_processing", "--direct_num_workers=3"],
+        ["--runner=DirectRunner"],
+    ],
+    ids=["in_memory", "threads-3", "processes-2", "processes-3", "direct-runner"],
+)
+def test_every_mode_writes_the_same_bytes(arguments, raw, reference_bytes, tmp_path):
+    assert sum(name.endswith(".tfrecord") for name in reference_bytes) >= 6
+    assert sum(name.startswith("rejected/") for name in reference_bytes) == 1
+    assert build_bytes(raw, tmp_path, *arguments) == reference_bytes

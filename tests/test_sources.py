@@ -1,0 +1,195 @@
+"""Listing: what becomes a ref, under which key, and what is refused before work starts."""
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+from pictures import encoded, picture, write_class_folders
+
+from pipelines.config import SourceConfig
+from pipelines.reasons import Reason
+from pipelines.sources import check_source, list_partition, make_key, partition_source
+from pipelines.values import ImageRef
+from shards.errors import UsageError
+from shards.settings import validate
+
+
+def source(path: Path, **fields: object) -> SourceConfig:
+    return validate(SourceConfig, {"path": str(path), **fields}, place="the test")
+
+
+def list_all(config: SourceConfig) -> dict[str, ImageRef]:
+    refs = [ref for part in partition_source(config) for ref in list_partition(part, config.columns)]
+    assert len({ref.key for ref in refs}) == len(refs)
+    return {ref.key: ref for ref in refs}
+
+
+def write_csv(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_class_folders(tmp_path):
+    refs = list_all(source(write_class_folders(tmp_path, images=3)))
+    assert sorted(refs) == [
+        "cat/001.jpg", "cat/002.jpg", "cat/deep/000.png", "dog/001.jpg", "dog/002.jpg", "dog/deep/000.png",
+    ]  # fmt: skip
+    ref = refs["cat/deep/000.png"]
+    assert (ref.label, ref.split, ref.fault) == ("cat", "", None)
+    assert ref.location == f"{tmp_path}/cat/deep/000.png"
+    assert ref.size == os.path.getsize(ref.location)
+
+
+def test_split_folders_are_seen_by_their_names(tmp_path):
+    write_class_folders(tmp_path / "train", images=2)
+    write_class_folders(tmp_path / "test", images=1)
+    refs = list_all(source(tmp_path))
+    assert {(ref.split, ref.label) for ref in refs.values()} == {
+        ("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog"),
+    }  # fmt: skip
+    assert "train/cat/001.jpg" in refs
+
+
+def test_layout_overrides_what_the_names_suggest(tmp_path):
+    write_class_folders(tmp_path / "train", images=2)
+    refs = list_all(source(tmp_path, layout="class"))
+    assert {(ref.split, ref.label) for ref in refs.values()} == {("", "train")}
+
+
+def test_only_images_are_listed_and_unreadable_formats_are_not_hidden(tmp_path):
+    folder = write_class_folders(tmp_path, classes=("cat",), images=2) / "cat"
+    for name in ("notes.txt", "scan.TIFF", "UPPER.JPG", ".hidden"):
+        (folder / name).write_bytes(b"x")
+    assert sorted(list_all(source(tmp_path))) == ["cat/001.jpg", "cat/UPPER.JPG", "cat/deep/000.png", "cat/scan.TIFF"]
+
+
+def test_loose_files_are_faults_not_losses(tmp_path):
+    write_class_folders(tmp_path / "train", images=1)
+    (tmp_path / "stray.jpg").write_bytes(encoded(picture(1)))
+    (tmp_path / "train" / "lost.png").write_bytes(encoded(picture(2), "png"))
+    refs = list_all(source(tmp_path))
+    for key in ("stray.jpg", "train/lost.png"):
+        assert refs[key].fault == (Reason.NO_LABEL, "the file lies in no class folder")
+
+
+def test_directories_named_like_images_and_link_loops(tmp_path):
+    folder = write_class_folders(tmp_path, classes=("cat",), images=2) / "cat"
+    (folder / "album.jpg").mkdir()
+    (folder / "album.jpg" / "inside.jpg").write_bytes(encoded(picture(3)))
+    (folder / "loop").symlink_to(folder)
+    (folder / "linked.jpg").symlink_to(folder / "001.jpg")
+    assert sorted(list_all(source(tmp_path))) == [
+        "cat/001.jpg", "cat/album.jpg/inside.jpg", "cat/deep/000.png", "cat/linked.jpg",
+    ]  # fmt: skip
+
+
+def test_keys_are_nfc_and_survive_names_that_are_not_utf8(tmp_path):
+    folder = tmp_path / "cat"
+    folder.mkdir()
+    (folder / unicodedata.normalize("NFD", "é.jpg")).write_bytes(b"x")
+    with open(os.fsencode(folder) + b"/bad\xff.jpg", "wb") as stream:
+        stream.write(b"x")
+    assert sorted(list_all(source(tmp_path))) == ["cat/bad\\xff.jpg", "cat/é.jpg"]
+    assert make_key("a/b c.jpg") == "a/b c.jpg"
+
+
+def test_csv_listing(tmp_path):
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img" / "a.jpg").write_bytes(b"12345")
+    outside = tmp_path.parent / "outside.jpg"
+    listing = write_csv(
+        tmp_path / "list.csv",
+        "path,label,split,group,id,age,weight,city",
+        "img/a.jpg,cat,train,g1,,3,1.5,Rome",
+        f"{outside},dog,,,my id,-4,2e3,",
+    )
+    columns = {"age": {"type": "int"}, "weight": {"type": "float"}, "city": {"type": "text"}}
+    refs = list_all(source(listing, columns=columns))
+    first, second = refs["img/a.jpg"], refs["my id"]
+    assert first == ImageRef("img/a.jpg", "cat", f"{tmp_path}/img/a.jpg", 5, "train", "g1", (3, 1.5, "Rome"))
+    assert second == ImageRef("my id", "dog", str(outside), 0, "", "", (-4, 2000.0, ""))
+
+
+def test_keys_are_never_absolute(tmp_path):
+    listing = write_csv(tmp_path / "sub.csv", "path,label", f"{tmp_path}/in.jpg,a", "/elsewhere/out.jpg,a")
+    assert sorted(list_all(source(listing))) == ["elsewhere/out.jpg", "in.jpg"]
+
+
+def test_jsonl_listing(tmp_path):
+    rows = [{"path": "a.jpg", "label": 7, "score": 1, "split": None}, {"path": "b.jpg", "label": "x", "score": 0.25}]
+    listing = tmp_path / "list.jsonl"
+    listing.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    refs = list_all(source(listing, columns={"score": {"type": "float"}}))
+    assert (refs["a.jpg"].label, refs["a.jpg"].columns, refs["a.jpg"].split) == ("7", (1.0,), "")
+    assert refs["b.jpg"].columns == (0.25,)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("a.jpg,,1", "label is empty"),
+        (",cat,1", "path is empty"),
+        ("a.jpg,cat,three", "column n holds 'three', which is not int"),
+        ("a.jpg,cat,99999999999999999999", "column n holds '99999999999999999999', which is not int"),
+        ("a.jpg,cat", "no cell for n"),
+        ("a.jpg,cat,1,2", "more cells than the header has columns"),
+        ('a.jpg,"two\nlines",1', "label 'two\\nlines' is blank or has unprintable characters"),
+    ],
+)
+def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
+    listing = write_csv(tmp_path / "list.csv", "path,label,n", "good.jpg,cat,1", row)
+    refs = list_all(source(listing, columns={"n": {"type": "int"}}))
+    line = 4 if "\n" in row else 3
+    assert refs[f"list.csv line {line}"].fault == (Reason.BAD_ROW, f"list.csv line {line}: {problem}")
+    assert refs["good.jpg"].fault is None
+
+
+def test_bad_json_and_bad_split_are_faults(tmp_path):
+    listing = tmp_path / "list.jsonl"
+    listing.write_text('{"path": "a.jpg", "label": "x"}\n{broken\n[1]\n{"path": "b.jpg", "label": "x", "split": "a/b"}\n')
+    faults = [ref.fault.message for ref in list_all(source(listing)).values() if ref.fault]
+    assert faults == [
+        "list.jsonl line 2: not JSON: Expecting property name enclosed in double quotes",
+        "list.jsonl line 3: not a JSON object",
+        "list.jsonl line 4: split 'a/b' must be letters, digits and underscores",
+    ]
+
+
+def refused(config: SourceConfig) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_source(config)
+    return str(caught.value)
+
+
+def test_sources_that_cannot_be_listed_are_refused(tmp_path):
+    assert refused(source(tmp_path / "no")) == f"source.path {tmp_path}/no does not exist"
+    assert refused(source("gs://bucket/x")) == (
+        "source.path gs://bucket/x: remote paths are not supported yet; mount or copy the data"
+    )
+    assert refused(source(tmp_path)) == (
+        f"source.path {tmp_path} has no class folders; expected {tmp_path}/<class>/<image>, or a listing"
+    )
+    (tmp_path / "notes.txt").write_text("x")
+    assert "neither a directory nor a .csv or .jsonl file; set source.kind" in refused(source(tmp_path / "notes.txt"))
+    assert refused(source(tmp_path / "notes.txt", kind="folder")).endswith("set source.kind to csv or jsonl")
+    assert refused(source(tmp_path, kind="csv")) == f"source.path {tmp_path} is a directory, but source.kind is csv"
+    (tmp_path / "a\nb").mkdir()
+    assert "label 'a\\nb' is blank or has unprintable characters; rename it" in refused(source(tmp_path))
+
+
+def test_listings_that_cannot_work_are_refused(tmp_path):
+    listing = write_csv(tmp_path / "list.csv", "path,labels", "a.jpg,cat")
+    assert refused(source(listing)) == f"{listing} has no column 'label'; it has labels, path"
+    listing = write_csv(tmp_path / "list.csv", "path,label")
+    assert refused(source(listing)) == f"{listing} lists no images"
+    listing = write_csv(tmp_path / "list.csv", "path,label,image", "a.jpg,cat,1")
+    clash = refused(source(listing, columns={"image": {"type": "int"}}))
+    assert clash == "source.columns: 'image' is a name of our own; rename the column in the listing"
+    listing.write_bytes(b"path,label\n\xff\xfe,cat\n")
+    assert refused(source(listing)) == f"{listing} is not UTF-8 text: invalid start byte at byte 11"
+    write_class_folders(tmp_path / "raw", images=1)
+    assert "source.columns needs a csv or jsonl listing" in refused(
+        source(tmp_path / "raw", columns={"age": {"type": "int"}})
+    )
