@@ -2,7 +2,8 @@
 
 CPU time is what the kernel adds up: `wait4` of the command covers every descendant that its own parent waited for, and
 descendants that lost their parent come to us (we are their subreaper) and are waited for here. Memory is sampled: the
-sum of the tree's PSS, in which a page shared by several processes counts once.
+sum of the tree's PSS, in which a page shared by several processes counts once. Libraries that
+unrelated programs have loaded too are shared with these as well, so a quiet machine shows the most.
 """
 
 import ctypes
@@ -61,7 +62,7 @@ def measure(command: Sequence[str], *, watch: Watch = lambda: "") -> Run:
     with tempfile.TemporaryFile("w+") as log, _adopting_orphans():
         started = time.monotonic()
         process = _start(command, log)
-        with _Sampler(process.pid, watch) as sampler:
+        with _Sampler(watch) as sampler:
             code, cpu_seconds = _wait(process)
             ended = time.monotonic()
         cpu_seconds += _reap_orphans(process.pid)
@@ -120,12 +121,12 @@ def _last_lines(log: IO[str]) -> str:
 
 
 class _Sampler(threading.Thread):
-    """Notes the memory of a process tree, and the phase that it is in, until the block ends."""
+    """Notes the memory of the command's processes, and the phase that it is in, until the block ends."""
 
-    def __init__(self, pid: int, watch: Watch) -> None:
+    def __init__(self, watch: Watch) -> None:
         super().__init__(daemon=True)
-        self._root, self._watch, self._end = psutil.Process(pid), watch, threading.Event()
-        self.samples = [_Sample(time.monotonic(), watch(), tree_memory(self._root))]
+        self._watch, self._end = watch, threading.Event()
+        self.samples = [self._sample()]
 
     def __enter__(self) -> "_Sampler":
         self.start()
@@ -137,15 +138,15 @@ class _Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self._end.wait(SAMPLE_SECONDS):
-            self.samples.append(_Sample(time.monotonic(), self._watch(), tree_memory(self._root)))
+            self.samples.append(self._sample())
+
+    def _sample(self) -> _Sample:
+        return _Sample(time.monotonic(), self._watch(), descendants_memory())
 
 
-def tree_memory(root: psutil.Process) -> int:
-    """The bytes that a process and all its descendants hold now."""
-    try:
-        return sum(_proportional_bytes(process.pid) for process in (root, *root.children(recursive=True)))
-    except psutil.NoSuchProcess:
-        return 0
+def descendants_memory() -> int:
+    """The bytes that the command's processes hold now: all are below this one, even those that lost their parent."""
+    return sum(_proportional_bytes(process.pid) for process in psutil.Process().children(recursive=True))
 
 
 def _proportional_bytes(pid: int) -> int:

@@ -1,5 +1,6 @@
 """How near to the metal a build is: ours, a bare loop over the same files and the usual Beam tutorial, side by side."""
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,6 @@ from statistics import median
 from benchmarks.bare import usable_files
 from benchmarks.measure import Run, Watch, measure
 from benchmarks.report import Benchmark, Row
-from pipelines.layout import BuildFolder, load_plan
 from shards.errors import UsageError
 
 JPEG_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
@@ -160,20 +160,23 @@ def _clean_output(bench: Bench) -> Iterator[None]:
 
 
 def watch_build(output: Path) -> Watch:
-    """Tells from the build's folder which phase it is in."""
-    folder, shards = BuildFolder(output), 0
+    """Tells from the build's folder which phase it is in, by its files: importing `pipelines` would bring in Beam."""
+    work, shards = output / ".build", 0
 
     def phase() -> str:
         nonlocal shards
-        if not shards and folder.plan.exists():
-            shards = len(load_plan(folder.plan).shards)
+        shards = shards or _planned_shards(work / "plan.json")
         if not shards:
-            return "list" if folder.work.exists() else "start"
-        receipts = sum(1 for _ in (folder.work / "receipts").glob("*.json"))
+            return "list" if work.exists() else "start"
+        receipts = sum(1 for _ in (work / "receipts").glob("*.json"))
         # The last step of a commit removes the receipts.
-        return "write" if folder.work.exists() and receipts < shards else "commit"
+        return "write" if work.exists() and receipts < shards else "commit"
 
     return phase
+
+
+def _planned_shards(plan: Path) -> int:
+    return sum(len(split["starts"]) for split in json.loads(plan.read_text())["splits"]) if plan.exists() else 0
 
 
 def run_small_build(originals: Sequence[str], bench: Bench) -> Run:

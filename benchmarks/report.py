@@ -71,11 +71,11 @@ def parse_target(target: str) -> tuple[str, float]:
 
 
 def shorten(value: float, *, digits: int) -> int | float:
-    """The value with so many significant digits; whole numbers of that length stay whole."""
+    """The value with so many significant digits, but all those before the point; whole numbers are ints."""
     if not math.isfinite(value) or value == 0:
         return value
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    return round(value, places) if places > 0 else round(value)
+    short = round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    return int(short) if short == int(short) else short
 
 
 def print_rows(rows: Iterable[Row], *, title: str, as_json: bool) -> None:

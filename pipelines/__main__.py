@@ -73,22 +73,26 @@ def read_config(arguments: argparse.Namespace) -> BuildConfig:
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
-    parser = make_parser()
-    arguments, rest = parser.parse_known_args(argv)
-    config = read_config(arguments)
+    started = time.monotonic()
+    arguments, rest = make_parser().parse_known_args(argv)
     _quieten()
+    if rest:  # A slip such as `--ouput x` makes x look like the config, so slips are found first.
+        _beam_options(rest)
+    config = read_config(arguments)
     # Imported here, so that --help and config mistakes do not wait for Beam.
     from pipelines.build import build, plan
+
+    if arguments.command == "plan":
+        plan(config, options=_beam_options(rest))
+    else:
+        build(config, options=_beam_options(rest), overwrite=arguments.overwrite, started=started)
+    return DONE
+
+
+def _beam_options(rest: Sequence[str]) -> Any:
     from pipelines.runner import parse_beam_options
 
-    ours = ("--source", "--output", "--resize", "--set", "--overwrite", "--help", "--version")
-    options = parse_beam_options(rest, ours=ours)
-    started = time.monotonic()
-    if arguments.command == "plan":
-        plan(config, options=options)
-    else:
-        build(config, options=options, overwrite=arguments.overwrite, started=started)
-    return DONE
+    return parse_beam_options(rest, ours=("--source", "--output", "--resize", "--set", "--overwrite", "--version"))
 
 
 def _quieten() -> None:
@@ -96,6 +100,7 @@ def _quieten() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # it logs a traceback for each failure that we explain
 
 
 if __name__ == "__main__":

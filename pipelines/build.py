@@ -18,6 +18,7 @@ from pipelines.runner import is_local, run_build, run_plan
 from pipelines.sources import check_source
 from shards.errors import UsageError
 from shards.manifest import Manifest
+from shards.quiet import captured_stderr
 
 
 def build(config: BuildConfig, *, options: PipelineOptions, overwrite: bool, started: float) -> Manifest:
@@ -26,7 +27,7 @@ def build(config: BuildConfig, *, options: PipelineOptions, overwrite: bool, sta
     check_output(config)
     folder = BuildFolder(Path(config.output))
     folder.prepare(overwrite=overwrite)
-    with show_progress(folder):
+    with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
         plan = run_build(config, options=options)
     check_not_empty(plan, config)
     _say("analysing labels, pixels and columns with tf.Transform")

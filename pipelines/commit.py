@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from pipelines.schema import feature_list, schema_text, tfds_files
 from pipelines.values import Receipt
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
-from shards.quiet import muted_stderr
+from shards.quiet import captured_stderr
 from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SplitEntry
 
 # The packages whose versions can change the bytes of a shard.
@@ -126,7 +127,7 @@ def _shard_entry(receipt: Receipt) -> ShardEntry:
 def _analyze(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, *, options: PipelineOptions) -> None:
     """Runs tf.Transform over the analysed splits and keeps its SavedModel."""
     # Imported here: TensorFlow takes seconds and half a gigabyte, and only this step of a build needs it.
-    with muted_stderr():
+    with captured_stderr(os.devnull):
         from pipelines.transform import analyze_facts, read_label_frequencies
 
     folder = BuildFolder(Path(config.output))

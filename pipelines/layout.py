@@ -37,6 +37,11 @@ class BuildFolder:
         """The shard plan, for those who watch the build."""
         return self.work / "plan.json"
 
+    @property
+    def worker_log(self) -> Path:
+        """What workers and native libraries say while the job runs."""
+        return self.work / "workers.log"
+
     def shard(self, shard: PlannedShard) -> Path:
         """The TFRecord file."""
         return self.root / f"{shard.name}.tfrecord"

@@ -4,12 +4,12 @@ Workers are other processes or other machines, so the numbers come from what the
 of finished shards and the running counts of the others.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -57,10 +57,10 @@ class Watch:
 
 
 @contextmanager
-def show_progress(folder: BuildFolder) -> Iterator[None]:
+def show_progress(folder: BuildFolder, stream: TextIO) -> Iterator[None]:
     """Reports on a build until the block ends."""
     stop = threading.Event()
-    console = Console(stderr=True)
+    console = Console(file=stream)
     show = _show_bar if console.is_terminal else _show_lines
     thread = threading.Thread(target=show, args=(Watch(folder), stop, console), daemon=True)
     thread.start()
@@ -100,14 +100,14 @@ def _show_bar(watch: Watch, stop: threading.Event, console: Console) -> None:
                 return
 
 
-def _show_lines(watch: Watch, stop: threading.Event, _console: Console) -> None:
+def _show_lines(watch: Watch, stop: threading.Event, console: Console) -> None:
     speed, next_line = Speed(), time.monotonic() + _LINE_SECONDS
     while not stop.wait(_POLL_SECONDS):
         status = watch.status()
         rate = speed.update(status.done)
         if time.monotonic() >= next_line:
             next_line += _LINE_SECONDS
-            print(progress_line(status, rate), file=sys.stderr, flush=True)
+            print(progress_line(status, rate), file=console.file, flush=True)
 
 
 def progress_line(status: Status, rate: float) -> str:

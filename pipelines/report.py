@@ -44,7 +44,7 @@ def render_report(manifest: Manifest, root: Path) -> str:
         "<h2>Rejected inputs</h2>",
         _rejects(manifest, root),
         "<h2>Settings</h2>",
-        f"<pre>{html.escape(json.dumps(manifest.settings, indent=1, ensure_ascii=False))}</pre>",
+        f"<pre>{html.escape(json.dumps(manifest.settings, indent=1, sort_keys=True, ensure_ascii=False))}</pre>",
     ]
     title = html.escape(manifest.name)
     head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'

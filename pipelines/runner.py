@@ -93,8 +93,8 @@ def explain_failures(config: BuildConfig) -> Iterator[None]:
     """Turns what Beam wraps around a worker's failure back into the failure itself, where a user can act on it."""
     try:
         yield
-    except ShardsmithError:
-        raise
+    except ShardsmithError as error:
+        raise type(error)(str(error).partition(" [while running")[0]) from error
     except Exception as error:
         # Other processes hand exceptions over as text; ours are found again by their class name.
         ours = re.search(r"shards\.errors\.(UsageError|ShardsmithError): (.+?)(?: \[while running|\n|$)", str(error))

@@ -21,7 +21,9 @@ from shards.errors import UsageError
 
 READABLE = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
 # Listed all the same, to end as rejects: a picture that is refused is better than one that silently stays behind.
-UNREADABLE = frozenset({".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ico", ".tga", ".ppm", ".pgm", ".svg"})
+UNREADABLE = frozenset(
+    {".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ico", ".tga", ".ppm", ".pgm", ".svg"}
+)
 IMAGE_SUFFIXES = READABLE | UNREADABLE
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"}

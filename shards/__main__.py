@@ -1,17 +1,19 @@
 """Command line of the dataset format: check a dataset, look into one. Needs neither Beam nor TensorFlow."""
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from shards import __version__
 from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
-from shards.example import decode_example
+from shards.example import Values, decode_example
 from shards.manifest import Manifest, SplitEntry, read_manifest
 from shards.records import DamagedRecord, read_records
+
+BYTES_PER_PROCESS = 256_000_000  # a process takes half a second to start, in which another has checked 100 MB
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -24,9 +26,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="verify|inspect")
-    verify = commands.add_parser("verify", help="re-read every record and compare everything with the manifest")
+    verify = commands.add_parser(
+        "verify", help="re-read every record and compare everything with the manifest", allow_abbrev=False
+    )
     verify.add_argument("directory", metavar="DIR", type=Path)
-    inspect = commands.add_parser("inspect", help="print splits, classes, features and the first records")
+    verify.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="shards to check at a time (default: one per core, if the data is large)",
+    )
+    inspect = commands.add_parser(
+        "inspect", help="print splits, classes, features and the first records", allow_abbrev=False
+    )
     inspect.add_argument("directory", metavar="DIR", type=Path)
     inspect.add_argument("--split", help="whose records to show (default: the first split that has any)")
     inspect.add_argument("--records", type=int, default=3, metavar="N", help="how many records to print (default 3)")
@@ -43,31 +55,32 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def verify(directory: Path) -> int:
+def verify(directory: Path, *, processes: int | None) -> int:
     """Prints what is wrong, or that nothing is."""
+    if processes is not None and processes < 1:
+        raise UsageError(f"--processes {processes} must be at least 1")
     from rich.console import Console
     from rich.progress import Progress
 
     from shards.verify import verify as find_problems
 
     manifest = read_manifest(directory)
-    total = sum(split.bytes for split in manifest.splits)
+    total, count = sum(split.bytes for split in manifest.splits), sum(len(split.shards) for split in manifest.splits)
+    processes = processes or max(1, min(os.cpu_count() or 1, count, total // BYTES_PER_PROCESS))
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=total)
-        problems = find_problems(directory, tick=lambda shard: progress.advance(task, shard.bytes))
+        problems = find_problems(directory, processes=processes, tick=lambda shard: progress.advance(task, shard.bytes))
     for problem in problems:
         print(problem)
-    records, count = manifest.counts.written, sum(len(split.shards) for split in manifest.splits)
     if problems:
-        print(f"damaged: {len(problems)} problems in {directory}; restore the files named above or rebuild the dataset")
+        found = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
+        print(f"damaged: {found} in {directory}; restore the files named above or rebuild the dataset")
         return FAILED
-    print(
-        f"good: {records:,} records in {count:,} shards ({total / 1e6:,.1f} MB), every checksum, index and count holds"
-    )
-    print(
-        f"next: python -m shards inspect {directory} --show 32, or train: python -m trainer train CONFIG --dataset {directory}"
-    )
+    size = f"{manifest.counts.written:,} records in {count:,} shards ({total / 1e6:,.1f} MB)"
+    print(f"good: {size}, every checksum, index and count holds")
+    print(f"next: python -m shards inspect {directory} --show 32")
+    print(f"  or: python -m trainer train CONFIG --dataset {directory}")
     return DONE
 
 
@@ -76,22 +89,19 @@ def inspect(directory: Path, *, split: str | None, records: int, show: int, shee
     if min(records, show) < 0:
         raise UsageError(f"--records {records} and --show {show} must not be negative")
     manifest = read_manifest(directory)
-    chosen = manifest.split(split) if split else next((s for s in manifest.splits if s.records), manifest.splits[0])
+    chosen = manifest.split(split) if split else next((s for s in manifest.splits if s.records), None)
     _print_manifest(manifest)
+    if chosen is None:
+        raise ShardsmithError(f"no split of {directory} has any records")
+    print(f"first records of {chosen.name}:")
     for example in islice(read_examples(directory, chosen), records):
         print("  " + "  ".join(f"{name}={_show(values)}" for name, values in example.items()))
     if show:
-        from shards.sheet import write_sheet
-
-        pictures = [
-            (e["image"][0], e["label_name"][0].decode()) for e in islice(read_examples(directory, chosen), show)
-        ]
-        write_sheet(pictures, sheet)
-        print(f"wrote {len(pictures)} pictures of {chosen.name} to {sheet}")
+        _write_sheet(directory, chosen, show, sheet)
     return DONE
 
 
-def read_examples(directory: Path, split: SplitEntry) -> Iterator[dict[str, Any]]:
+def read_examples(directory: Path, split: SplitEntry) -> Iterator[dict[str, Values]]:
     """The examples of a split in stored order."""
     for shard in split.shards:
         try:
@@ -102,15 +112,32 @@ def read_examples(directory: Path, split: SplitEntry) -> Iterator[dict[str, Any]
             raise ShardsmithError(f"{shard.path}: {error}; `python -m shards verify` lists all damage") from error
 
 
+def _write_sheet(directory: Path, split: SplitEntry, count: int, path: Path) -> None:
+    from shards.sheet import write_sheet
+
+    pictures = [_picture(example) for example in islice(read_examples(directory, split), count)]
+    if not pictures:
+        raise ShardsmithError(f"split {split.name!r} has no pictures to show; choose another with --split")
+    try:
+        write_sheet(pictures, path)
+    except OSError as error:
+        raise UsageError(f"--sheet {path} cannot be written: {error.strerror}") from error
+    print(f"wrote {len(pictures)} pictures of {split.name} to {path}")
+
+
+def _picture(example: Mapping[str, Values]) -> tuple[bytes, str]:
+    match example:
+        case {"image": [bytes(image)], "label_name": [bytes(name)]}:
+            return image, name.decode("utf-8", "replace")
+    raise ShardsmithError(f"a record with features {', '.join(example)} has no image and label_name to show")
+
+
 def _print_manifest(manifest: Manifest) -> None:
-    counts = manifest.counts
-    print(
-        f"{manifest.name}: {counts.written:,} examples of {len(manifest.labels):,} classes, {sum(counts.rejected.values()):,} inputs rejected"
-    )
+    written, rejected = manifest.counts.written, sum(manifest.counts.rejected.values())
+    print(f"{manifest.name}: {written:,} examples of {len(manifest.labels):,} classes, {rejected:,} inputs rejected")
     for split in manifest.splits:
-        print(
-            f"  {split.name:<12} {split.records:>10,} records {len(split.shards):>6,} shards {split.bytes / 1e6:>12,.1f} MB"
-        )
+        size = f"{split.records:>10,} records {len(split.shards):>6,} shards {split.bytes / 1e6:>12,.1f} MB"
+        print(f"  {split.name:<12} {size}")
     print("classes:")
     for label in manifest.labels[:20]:
         print(f"  {label:<24} " + "  ".join(f"{s.name} {s.labels.get(label, 0):,}" for s in manifest.splits))
@@ -119,21 +146,24 @@ def _print_manifest(manifest: Manifest) -> None:
     print("features:")
     for feature in manifest.features:
         print(f"  {feature.name:<12} {feature.type:<6} {feature.description}")
-    print("first records:")
 
 
-def _show(values: list[Any]) -> str:
-    value = values[0] if values else None
-    if isinstance(value, bytes):
-        return repr(value.decode()) if len(value) < 100 and value.isascii() else f"<{len(value):,} bytes>"
-    return f"{value}"
+def _show(values: Values) -> str:
+    return ",".join(_show_value(value) for value in values)
+
+
+def _show_value(value: bytes | int | float) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    text = value[:100].decode("utf-8", "backslashreplace")
+    return repr(text) if len(value) <= 100 and text.isprintable() else f"<{len(value):,} bytes>"
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
     arguments = vars(make_parser().parse_args(argv))
-    command = {"verify": verify, "inspect": inspect}[arguments.pop("command")]
-    return command(**arguments)
+    commands: dict[str, Callable[..., int]] = {"verify": verify, "inspect": inspect}
+    return commands[arguments.pop("command")](**arguments)
 
 
 if __name__ == "__main__":

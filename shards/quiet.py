@@ -1,21 +1,25 @@
-"""Keeps native start-up chatter out of a person's sight."""
+"""Keeps the chatter of native libraries and child processes out of a person's sight."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 
 @contextmanager
-def muted_stderr() -> Iterator[None]:
-    """Discards what is written to stderr's file descriptor; Python exceptions pass through.
+def captured_stderr(path: str | Path) -> Iterator[TextIO]:
+    """Sends all that is written to stderr's file descriptor to a file; yields the real stderr for what a person should see.
 
-    TensorFlow's libraries write to the descriptor itself while they load, before any log level can be set.
+    The descriptor, not `sys.stderr`: image libraries, TensorFlow and worker processes write to it directly, and no log
+    level reaches them.
     """
     saved = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    with open(path, "ab") as sink:
+        os.dup2(sink.fileno(), 2)
     try:
-        yield
+        with os.fdopen(os.dup(saved), "w", buffering=1) as terminal:
+            yield terminal
     finally:
         os.dup2(saved, 2)
         os.close(saved)

@@ -1,7 +1,9 @@
-"""Strict settings: YAML plus `key=value` overrides become one frozen object, or an error that names the key and its nearest relative."""
+"""Strict settings: YAML and `key=value` overrides become one frozen object, or an error that names key and remedy."""
 
 import difflib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -21,6 +23,23 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=Settings)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: a key that is given twice is a mistake, and 1e-3 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1, which PyYAML follows, wants 1.0e-3.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str, Any]) -> S:
     """Reads `path` (if any), applies dotted-key overrides and validates the result as `kind`."""
     values = read_yaml(path) if path is not None else {}
@@ -32,7 +51,7 @@ def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Returns the mapping that a YAML file holds."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -52,7 +71,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         if not separator or not key:
             raise UsageError(f"--set needs key=value, got {assignment!r}; for example --set shards.target_mb=64")
         try:
-            overrides[key] = yaml.safe_load(text)
+            overrides[key] = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
             raise UsageError(f"--set {key}: {text!r} is not a YAML value") from error
     return overrides
@@ -73,23 +92,38 @@ def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
 def validate(kind: type[S], values: Mapping[str, Any], *, place: str) -> S:
     """Validates `values` strictly: 3 is an int and "3" is not; every problem is listed in one error."""
     try:
-        # Strict JSON mode is what we mean by strict YAML: lists may fill tuples, but text never becomes a number.
-        return kind.model_validate_json(json.dumps(values), strict=True)
-    except ValidationError as error:
-        problems = "; ".join(dict.fromkeys(_describe(kind, dict(problem)) for problem in error.errors()))
-        raise UsageError(f"{place}: {problems}") from error
-    except TypeError as error:
+        text = json.dumps(values)
+    except (TypeError, ValueError) as error:
         raise UsageError(f"{place}: {error}; quote dates and other unusual values") from error
+    try:
+        # Strict JSON mode is what we mean by strict YAML: lists may fill tuples, but text never becomes a number.
+        return kind.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        given = json.loads(text)
+        problems = "; ".join(dict.fromkeys(_describe(kind, given, dict(problem)) for problem in error.errors()))
+        raise UsageError(f"{place}: {problems}") from error
 
 
-def _describe(kind: type[BaseModel], problem: dict[str, Any]) -> str:
-    location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+def _describe(kind: type[BaseModel], given: Any, problem: dict[str, Any]) -> str:
+    location = _location(given, problem)
     if problem["type"] == "extra_forbidden":
         *parents, key = location
         return _unknown_key(key, parents, _fields_at(kind, parents))
     message = problem["msg"].removeprefix("Value error, ")
     shown = "" if problem["type"] == "missing" else f" (got {problem['input']!r})"
     return f"{'.'.join(location)}: {message}{shown}" if location else message
+
+
+def _location(given: Any, problem: dict[str, Any]) -> list[str]:
+    """The keys that lead to a problem; pydantic also names the branches of a union it tried, which nobody wrote."""
+    keys = []
+    for part in problem["loc"]:
+        inside = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
+        if inside:
+            given = given[part]
+        if inside or problem["type"] == "missing":
+            keys.append(str(part))
+    return keys
 
 
 def _unknown_key(key: str, parents: list[str], known: list[str]) -> str:

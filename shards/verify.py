@@ -1,19 +1,26 @@
-"""Re-reads a whole dataset and says what is damaged: every checksum, count and index line, against the manifest. No Beam, no TensorFlow."""
+"""Re-reads a whole dataset and says what is damaged: every checksum, count and index line, against the manifest."""
 
 import hashlib
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
 from shards.example import decode_example
 from shards.files import hash_file
-from shards.manifest import FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
-from shards.records import DamagedRecord, read_index, read_records
+from shards.manifest import MANIFEST, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
+from shards.records import FRAMING_BYTES, DamagedRecord, parse_index, read_records
 
-_EXPECTED_TYPES = {"bytes": bytes, "int64": int, "float": float}
 Tick = Callable[[ShardEntry], None]
+Extents = list[tuple[int, int]]  # (offset, size) of each record of a shard
+
+_PYTHON_TYPES = {"bytes": bytes, "int64": int, "float": float}
+_LABEL_FEATURES = {"label": "int64", "label_name": "bytes"}
 
 
 @dataclass(frozen=True)
@@ -28,12 +35,25 @@ class Problem:
         return f"{self.path}: {self.message}"
 
 
-def verify(directory: Path, *, tick: Tick = lambda shard: None) -> list[Problem]:
-    """Every problem of the dataset; an empty list means that it is exactly what the build wrote."""
+def verify(directory: Path, *, processes: int = 1, tick: Tick = lambda shard: None) -> list[Problem]:
+    """Every problem of the dataset; an empty list means that each file is what the build wrote, and holds together.
+
+    `processes` shards are checked at a time; `tick` is called after each.
+    """
     manifest = read_manifest(directory)
+    types = {feature.name: feature.type for feature in manifest.features}
+    check = partial(_check_shard, directory, _Rules(types=_LABEL_FEATURES | types, labels=manifest.labels))
     problems = list(_check_counts(manifest))
+    reports = _check_shards([shard for split in manifest.splits for shard in split.shards], check, processes=processes)
     for split in manifest.splits:
-        problems += _check_split(directory, manifest, split, tick)
+        labels: Counter[str] = Counter()
+        damage: list[Problem] = []
+        for shard in split.shards:
+            report = next(reports)
+            damage += report.problems
+            labels.update(report.labels)
+            tick(shard)
+        problems += damage or _check_labels(split, labels)
     for entry in manifest.files:
         problems += _check_file(directory, entry)
     return problems + list(_check_strangers(directory, manifest))
@@ -41,50 +61,102 @@ def verify(directory: Path, *, tick: Tick = lambda shard: None) -> list[Problem]
 
 def _check_counts(manifest: Manifest) -> Iterator[Problem]:
     if not manifest.counts.balanced:
-        yield Problem("manifest.json", f"the accounting does not hold: {manifest.counts}")
+        yield Problem(MANIFEST, f"the accounting does not hold: {manifest.counts}")
     written = sum(split.records for split in manifest.splits)
     if written != manifest.counts.written:
-        yield Problem("manifest.json", f"counts.written is {manifest.counts.written}, the splits hold {written}")
+        yield Problem(MANIFEST, f"counts.written is {manifest.counts.written}, the splits have {written} records")
     for split in manifest.splits:
-        if split.records != sum(shard.records for shard in split.shards):
-            yield Problem("manifest.json", f"{split.name} says {split.records} records, its shards say otherwise")
+        records, size = sum(shard.records for shard in split.shards), sum(shard.bytes for shard in split.shards)
+        if (split.records, split.bytes) != (records, size):
+            said = f"{split.records} records in {split.bytes} bytes"
+            yield Problem(MANIFEST, f"split {split.name!r} has {said}, its shards have {records} in {size}")
 
 
-def _check_split(directory: Path, manifest: Manifest, split: SplitEntry, tick: Tick) -> Iterator[Problem]:
-    labels: Counter[str] = Counter()
-    damaged = False
-    for shard in split.shards:
-        for problem in _check_shard(directory, manifest, shard, labels):
-            damaged = True
-            yield problem
-        tick(shard)
-    if not damaged and dict(labels) != split.labels:
-        yield Problem("manifest.json", f"{split.name} holds labels {dict(labels)}, the manifest says {split.labels}")
+@dataclass(frozen=True)
+class _Rules:
+    """What the manifest promises of every record: one value of each feature's type, and a label id with its name."""
+
+    types: Mapping[str, str]
+    labels: Sequence[str]
+
+    def label(self, record: bytes) -> str:
+        """The name of the record's label; raises ValueError if the record breaks a rule."""
+        example = decode_example(record)
+        for name, kind in self.types.items():
+            values = example.get(name, ())
+            if len(values) != 1 or not isinstance(values[0], _PYTHON_TYPES[kind]):
+                raise ValueError(f"feature {name!r} is not one {kind} value")
+        (number,), (found,) = example["label"], example["label_name"]
+        assert isinstance(number, int), "checked above"
+        assert isinstance(found, bytes), "checked above"
+        if not 0 <= number < len(self.labels) or self.labels[number].encode() != found:
+            raise ValueError(f"label {number} is not {found.decode('utf-8', 'backslashreplace')!r}")
+        return self.labels[number]
 
 
-def _check_shard(directory: Path, manifest: Manifest, shard: ShardEntry, labels: Counter[str]) -> Iterator[Problem]:
-    path = directory / shard.path
-    extents: list[tuple[int, int]] = []
+def _check_labels(split: SplitEntry, labels: Counter[str]) -> Iterator[Problem]:
+    if dict(labels) != split.labels:
+        yield Problem(MANIFEST, f"split {split.name!r} lists labels {split.labels}, its records have {dict(labels)}")
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What reading one shard showed."""
+
+    problems: list[Problem]
+    labels: Counter[str]
+
+
+def _check_shards(
+    shards: Sequence[ShardEntry], check: Callable[[ShardEntry], _Report], *, processes: int
+) -> Iterator[_Report]:
+    """The reports in the order of the shards."""
+    if processes == 1:
+        yield from map(check, shards)
+        return
+    # Spawned, because forking is not safe beside the thread of a progress bar.
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_ignore_interrupt) as pool:
+        yield from pool.map(check, shards)
+
+
+def _ignore_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to handle, without a traceback from each child
+
+
+def _check_shard(directory: Path, rules: _Rules, shard: ShardEntry) -> _Report:
+    report, extents = _Report([], Counter()), Extents()
+    report.problems.extend(_check_records(directory, shard, rules, report.labels, extents))
+    report.problems.extend(_check_index(directory, shard, None if report.problems else extents))
+    return report
+
+
+def _check_records(
+    directory: Path, shard: ShardEntry, rules: _Rules, labels: Counter[str], extents: Extents
+) -> Iterator[Problem]:
+    """Reads a shard; adds to `labels` what its records are, and to `extents` where they lie."""
     try:
-        with path.open("rb") as stream:
+        with (directory / shard.path).open("rb") as stream:
             hashed = _HashingStream(stream)
             for offset, record in read_records(hashed):
-                extents.append((offset, len(record) + 16))
-                yield from _check_record(manifest, shard, len(extents) - 1, record, labels)
+                try:
+                    labels[rules.label(record)] += 1
+                except ValueError as error:
+                    yield Problem(shard.path, f"record {len(extents)} at byte {offset}: {error}")
+                extents.append((offset, len(record) + FRAMING_BYTES))
     except FileNotFoundError:
         yield Problem(shard.path, "the shard is missing")
-        return
     except OSError as error:
         yield Problem(shard.path, f"cannot be read: {error.strerror}")
-        return
     except DamagedRecord as damage:
         yield Problem(shard.path, str(damage))
-        return
-    if len(extents) != shard.records:
-        yield Problem(shard.path, f"holds {len(extents)} records, the manifest says {shard.records}")
-    elif hashed.digest() != shard.sha256:
-        yield Problem(shard.path, "sha256 differs from the manifest's, though every record is intact: replaced file?")
-    yield from _check_index(directory, shard, extents)
+    else:
+        if (len(extents), hashed.bytes) != (shard.records, shard.bytes):
+            said = f"{shard.records} in {shard.bytes}"
+            yield Problem(shard.path, f"has {len(extents)} records in {hashed.bytes} bytes, the manifest says {said}")
+        elif hashed.sha256() != shard.sha256:
+            yield Problem(
+                shard.path, "sha256 differs from the manifest's, though every record is intact: replaced file?"
+            )
 
 
 class _HashingStream:
@@ -92,60 +164,49 @@ class _HashingStream:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._hash = stream, hashlib.sha256()
+        self.bytes = 0
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         data = self._stream.read(size)
         self._hash.update(data)
+        self.bytes += len(data)
         return data
 
-    def digest(self) -> str:
+    def sha256(self) -> str:
         return self._hash.hexdigest()
 
 
-def _check_record(
-    manifest: Manifest, shard: ShardEntry, number: int, record: bytes, labels: Counter[str]
-) -> Iterator[Problem]:
+def _check_index(directory: Path, shard: ShardEntry, extents: Extents | None) -> Iterator[Problem]:
+    """Checks the index itself and, if the shard could be read, against where its records lie."""
     try:
-        example = decode_example(record)
-    except ValueError as error:
-        yield Problem(shard.path, f"record {number}: {error}")
-        return
-    for feature in manifest.features:
-        values = example.get(feature.name)
-        if not values or len(values) != 1 or not isinstance(values[0], _EXPECTED_TYPES[feature.type]):
-            yield Problem(shard.path, f"record {number}: feature {feature.name!r} is not one {feature.type} value")
-            return
-    (label,), (name,) = example["label"], example["label_name"]
-    assert isinstance(label, int) and isinstance(name, bytes)
-    if not 0 <= label < len(manifest.labels) or manifest.labels[label] != name.decode("utf-8", "replace"):
-        yield Problem(shard.path, f"record {number}: label {label} is not {name.decode('utf-8', 'replace')!r}")
-    labels[name.decode("utf-8", "replace")] += 1
-
-
-def _check_index(directory: Path, shard: ShardEntry, extents: list[tuple[int, int]]) -> Iterator[Problem]:
-    try:
-        rows = read_index(directory / shard.index)
+        content = (directory / shard.index).read_bytes()
+        listed = [(offset, size) for offset, size in parse_index(content).tolist()]
     except FileNotFoundError:
         yield Problem(shard.index, "the index is missing")
-        return
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        yield Problem(shard.index, f"cannot be read: {error.strerror}")
+    except ValueError as error:
         yield Problem(shard.index, f"not an index: {error}")
-        return
-    listed = [(int(offset), int(size)) for offset, size in rows]
-    if len(listed) != len(extents):
-        yield Problem(shard.index, f"lists {len(listed)} records, the shard holds {len(extents)}")
-    for number, (found, expected) in enumerate(zip(listed, extents, strict=False)):
-        if found != expected:
-            yield Problem(shard.index, f"record {number} is listed at {found}, the shard has it at {expected}")
-            return
-    if len(listed) == len(extents) and hash_file(directory / shard.index) != shard.index_sha256:
-        yield Problem(shard.index, "sha256 differs from the manifest's")
+    else:
+        if extents is not None and len(listed) != len(extents):
+            yield Problem(shard.index, f"lists {len(listed)} records, the shard has {len(extents)}")
+        elif extents is not None and listed != extents:
+            number = next(n for n, (found, extent) in enumerate(zip(listed, extents, strict=True)) if found != extent)
+            said = "record {} is listed at byte {} with {} bytes, the shard has it at byte {} with {}"
+            yield Problem(shard.index, said.format(number, *listed[number], *extents[number]))
+        elif hashlib.sha256(content).hexdigest() != shard.index_sha256:
+            yield Problem(shard.index, "sha256 differs from the manifest's")
 
 
 def _check_file(directory: Path, entry: FileEntry) -> Iterator[Problem]:
     try:
-        if hash_file(directory / entry.path) != entry.sha256:
+        size = (directory / entry.path).stat().st_size
+        if size != entry.bytes:
+            yield Problem(entry.path, f"has {size} bytes, the manifest says {entry.bytes}")
+        elif hash_file(directory / entry.path) != entry.sha256:
             yield Problem(entry.path, "sha256 differs from the manifest's")
+    except FileNotFoundError:
+        yield Problem(entry.path, "the file is missing")
     except OSError as error:
         yield Problem(entry.path, f"cannot be read: {error.strerror}")
 
@@ -154,5 +215,6 @@ def _check_strangers(directory: Path, manifest: Manifest) -> Iterator[Problem]:
     """Shards that the manifest does not know would be read by whoever reads by a glob."""
     known = {shard.path for split in manifest.splits for shard in split.shards}
     for path in sorted(directory.glob("*/*.tfrecord")):
-        if path.relative_to(directory).as_posix() not in known:
-            yield Problem(path.relative_to(directory).as_posix(), "is not in the manifest")
+        name = path.relative_to(directory).as_posix()
+        if name not in known:
+            yield Problem(name, "is not in the manifest")

@@ -1,12 +1,12 @@
 """The Beam wiring: transforms under TestPipeline, what the shuffle carries, and the same bytes in every local mode."""
 
-import re
 from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import execution
 from apache_beam.testing.test_pipeline import TestPipeline as BeamTestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 from conftest import make_config
@@ -99,8 +99,8 @@ def test_the_ref_coder_round_trips_and_is_small(ref):
     assert isinstance(beam.coders.registry.get_coder(ImageRef), ImageRefCoder)
 
 
-def test_only_references_go_through_a_group_by_key(tmp_path, monkeypatch):
-    """Taps the input of every GroupByKey of a real build whose files are far larger than any reference."""
+def test_only_references_go_between_the_steps(tmp_path, monkeypatch):
+    """Weighs what the runner really carries, in its shuffle and between stages, while it builds from large files."""
     source = tmp_path / "raw" / "noise"
     source.mkdir(parents=True)
     for number in range(6):
@@ -108,32 +108,24 @@ def test_only_references_go_through_a_group_by_key(tmp_path, monkeypatch):
         Image.fromarray(pixels).save(source / f"{number}.png")
     smallest = min(path.stat().st_size for path in source.iterdir())
     assert smallest > 100_000
-    taps = tmp_path / "taps"
-    taps.mkdir()
-    expand = beam.GroupByKey.expand
-
-    def tapped(self, inputs):
-        kind = inputs.element_type
-        name = str(taps / re.sub(r"\W+", "_", str(kind)))
-        weigh = beam.Map(weigh_element, coder=beam.coders.registry.get_coder(kind), path=name).with_output_types(kind)
-        return expand(self, inputs | f"Tap{id(self)}" >> weigh)
-
-    monkeypatch.setattr(beam.GroupByKey, "expand", tapped)
+    carried: dict[str, list[int]] = {"shuffle": [], "stages": []}
+    for name, buffer in (("shuffle", execution.GroupingBuffer), ("stages", execution.ListBuffer)):
+        monkeypatch.setattr(buffer, "append", _weighing(buffer.append, carried[name]))
     config = make_config(tmp_path / "raw", tmp_path / "out", image={"encode": {"format": "original"}})
     BuildFolder(tmp_path / "out").prepare(overwrite=False)
     assert run_build(config, options=LOCAL).images == 6
-    carried = {path.name: [int(line) for line in path.read_text().split()] for path in taps.iterdir()}
-    (images,) = (sizes for name, sizes in carried.items() if "ImageRef" in name)
-    assert len(images) == 6  # the tap saw the shuffle of the images
-    assert max(size for sizes in carried.values() for size in sizes) < 1_000
     assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*.tfrecord")) > 6 * smallest
+    assert sum(carried["shuffle"]) > 6 * 50  # the tap saw the shuffle of six references
+    assert sum(carried["shuffle"]) < 6 * 1_000
+    assert sum(carried["stages"]) < smallest / 4
 
 
-def weigh_element(element, coder, path):
-    """Notes the encoded size on disk: Beam works on a pickled copy of anything in memory."""
-    with open(path, "a") as stream:
-        stream.write(f"{len(coder.encode(element))}\n")
-    return element
+def _weighing(append, sizes):
+    def weigh(self, data):
+        sizes.append(len(data))
+        append(self, data)
+
+    return weigh
 
 
 @pytest.fixture(scope="module")

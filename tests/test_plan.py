@@ -131,7 +131,10 @@ def test_settings_for_unknown_splits_are_refused(section, message):
 
 
 def test_labels_are_sorted_and_splits_in_config_order():
-    refs = [ref(n, label=label, split=split) for n, (label, split) in enumerate([("b", "zoo"), ("a", "test"), ("c", "train")])]
+    refs = [
+        ref(n, label=label, split=split)
+        for n, (label, split) in enumerate([("b", "zoo"), ("a", "test"), ("c", "train")])
+    ]
     plan = plan_of(refs)
     assert plan.labels == ("a", "b", "c")
     assert plan.label_counts == {"a": 1, "b": 1, "c": 1}

@@ -148,7 +148,9 @@ def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
 
 def test_bad_json_and_bad_split_are_faults(tmp_path):
     listing = tmp_path / "list.jsonl"
-    listing.write_text('{"path": "a.jpg", "label": "x"}\n{broken\n[1]\n{"path": "b.jpg", "label": "x", "split": "a/b"}\n')
+    listing.write_text(
+        '{"path": "a.jpg", "label": "x"}\n{broken\n[1]\n{"path": "b.jpg", "label": "x", "split": "a/b"}\n'
+    )
     faults = [ref.fault.message for ref in list_all(source(listing)).values() if ref.fault]
     assert faults == [
         "list.jsonl line 2: not JSON: Expecting property name enclosed in double quotes",

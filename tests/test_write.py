@@ -26,7 +26,9 @@ def refs(tmp_path: Path) -> list[ImageRef]:
     for number in range(40):
         path = tmp_path / f"{number}.jpg"
         path.write_bytes(encoded(picture(number)))
-        refs.append(ImageRef(path.name, "ab"[number % 2], str(path), path.stat().st_size, columns=(number, "x" * number)))
+        refs.append(
+            ImageRef(path.name, "ab"[number % 2], str(path), path.stat().st_size, columns=(number, "x" * number))
+        )
     return refs
 
 
@@ -39,7 +41,12 @@ def write(refs: list[ImageRef], output: Path, *, threads: int = 2, **sections: o
     seen = []
     with ThreadPoolExecutor(threads) as executor:
         receipt = write_shard(
-            SHARD, refs, labels=["a", "b"], config=config, threads=Threads(executor, threads), watch=lambda *c: seen.append(c)
+            SHARD,
+            refs,
+            labels=["a", "b"],
+            config=config,
+            threads=Threads(executor, threads),
+            watch=lambda *c: seen.append(c),
         )
     assert receipt == load_receipt(folder.receipt(SHARD))
     return folder, receipt, seen

@@ -3,6 +3,7 @@
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,32 @@ from sklearn.datasets import load_digits
 from shards.example import encode_example
 from shards.manifest import MANIFEST, Counts, FeatureEntry, Manifest, ShardEntry, SplitEntry
 from shards.records import RecordWriter
+from shards.settings import set_dotted, validate
+from trainer.config import TrainConfig
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.25, 0.2, 0.5]
-FEATURES = {"image": "bytes", "label": "int64", "label_name": "bytes", "key": "bytes", "height": "int64", "width": "int64"}
+FEATURES = {
+    "image": "bytes",
+    "label": "int64",
+    "label_name": "bytes",
+    "key": "bytes",
+    "height": "int64",
+    "width": "int64",
+}
 Picture = tuple[bytes, int]
+
+
+def make_config(dataset: Path | str, output: Path | str = "nowhere", **values: Any) -> TrainConfig:
+    """A small config; dotted keys are written with two underscores."""
+    settings: dict[str, Any] = {
+        "dataset": str(dataset),
+        "output": str(output),
+        "global_batch": 6,
+        "input": {"lanes": 2},
+    }
+    for key, value in ({"steps": 4} | values).items():
+        set_dotted(settings, key.replace("__", "."), value)
+    return validate(TrainConfig, settings, place="the test")
 
 
 def encode(pixels: Any, kind: str = "PNG") -> bytes:
@@ -26,11 +49,13 @@ def encode(pixels: Any, kind: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
-def random_pictures(count: int, *, size: tuple[int, int] = (8, 8), classes: int = 3, kind: str = "PNG") -> list[Picture]:
+def random_pictures(
+    count: int, *, size: tuple[int, int] = (8, 8), classes: int = 3, kind: str = "PNG"
+) -> list[Picture]:
     """Noise whose brightness tells the class, so that a model can learn it."""
     generator = np.random.default_rng(7)
-    labels = [n % classes for n in range(count)]
-    return [(encode(generator.integers(0, 80, (*size, 3)) + 170 * n // classes, kind), n) for n in labels]
+    labels = [n % 3 for n in range(count)]
+    return [(encode(generator.integers(0, 80, (*size, 3)) + 80 * n, kind), n) for n in labels]
 
 
 def digits(side: int = 32) -> list[Picture]:
@@ -54,7 +79,9 @@ def write_dataset(
     transform: bool = True,
 ) -> Path:
     """Writes a complete dataset; shards get uneven shares, because real ones do."""
-    entries = [_write_split(directory, name, pictures, labels, shards) for name, pictures in splits.items()]
+    entries = [
+        _write_split(directory, name, pictures, labels=labels, shards=shards) for name, pictures in splits.items()
+    ]
     written = sum(entry.records for entry in entries)
     manifest = Manifest(
         format_version=1,
@@ -76,11 +103,13 @@ def write_dataset(
     return directory
 
 
-def _write_split(directory: Path, name: str, pictures: Sequence[Picture], labels: Sequence[str], shards: int) -> SplitEntry:
+def _write_split(
+    directory: Path, name: str, pictures: Sequence[Picture], labels: Sequence[str], shards: int
+) -> SplitEntry:
     (directory / name).mkdir(parents=True, exist_ok=True)
     edges = [len(pictures) * n * (n + 1) // (shards * (shards + 1)) for n in range(shards + 1)]
     entries, ordinal = [], 0
-    for shard, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+    for shard, (first, last) in enumerate(pairwise(edges)):
         path, index = f"{name}/{name}-{shard:05}.tfrecord", f"{name}/{name}-{shard:05}.idx"
         with (directory / path).open("wb") as stream, (directory / index).open("wb") as rows:
             writer = RecordWriter(stream, rows)

@@ -6,15 +6,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
+from shards.files import write_atomically
 from shards.settings import load_settings, parse_assignments
 from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
@@ -42,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--split", help="split to judge on (default: splits.evaluate of the config)")
     export = _config_command(commands, "export", _export, "write a SavedModel that takes encoded pictures")
     for command in (evaluate, export):
-        command.add_argument("--checkpoint", metavar="PATH", help="for example OUTPUT/checkpoints/step-100 (default: newest)")
+        command.add_argument(
+            "--checkpoint", metavar="PATH", help="for example OUTPUT/checkpoints/step-100 (default: newest)"
+        )
     for command in (train, evaluate):
         command.add_argument("--local-workers", type=_positive, metavar="N", help="run as N processes on this machine")
         command.add_argument("--threads", type=_positive, help=argparse.SUPPRESS)  # the share of a local worker
@@ -54,10 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, command: object, text: str) -> argparse.ArgumentParser:
+def _config_command(commands: Any, name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
     parser.add_argument("config", metavar="CONFIG", help="YAML file; configs/train_demo.yaml is a small example")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
+    )
     parser.add_argument("--dataset", metavar="DIR", help="override dataset")
     parser.add_argument("--output", metavar="DIR", help="override output")
     parser.set_defaults(command=command, name=name)
@@ -90,7 +95,11 @@ def _forwarded(arguments: argparse.Namespace) -> list[str]:
     """The arguments of this command for a worker."""
     flags = [("--set", value) for value in arguments.set]
     flags += [(f"--{key}", getattr(arguments, key, None)) for key in ("dataset", "output", "split", "checkpoint")]
-    return [arguments.name, arguments.config, *(part for flag, value in flags if value is not None for part in (flag, value))]
+    return [
+        arguments.name,
+        arguments.config,
+        *(part for flag, value in flags if value is not None for part in (flag, value)),
+    ]
 
 
 def _other_command(arguments: argparse.Namespace, name: str) -> str:
@@ -120,8 +129,8 @@ def _train(arguments: argparse.Namespace) -> int:
 def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:
     split, (height, width) = source.split(config.splits.train), source.geometry.size
     print(
-        f"training {config.model.name} on {split.records:,} pictures of {height}x{width} in {len(source.labels)} classes, "
-        f"{config.total_steps(split.records):,} steps of {config.global_batch}"
+        f"training {config.model.name} on {split.records:,} pictures of {height}x{width} "
+        f"in {len(source.labels)} classes, {config.total_steps(split.records):,} steps of {config.global_batch}"
         + (f", worker {cluster.index} of {cluster.workers}" if cluster.workers > 1 else ""),
         flush=True,
     )
@@ -129,7 +138,9 @@ def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:
 
 def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) -> None:
     if outcome.first_step == outcome.last_step:
-        print(f"finished already, at step {outcome.last_step}; to train further set more epochs, or choose another output")
+        print(
+            f"finished already, at step {outcome.last_step}; to train further set more epochs, or choose another output"
+        )
     else:
         print(f"trained  steps {outcome.first_step + 1} to {outcome.last_step} in {seconds:.0f} s, start-up included")
     if outcome.evaluation:
@@ -141,24 +152,21 @@ def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) ->
 def _evaluate(arguments: argparse.Namespace) -> int:
     config, cluster = _load(arguments), _cluster(arguments)
     source = open_source(config)
+    config.order.check_workers(cluster.workers)
     split = source.split(arguments.split or config.splits.evaluate).name
     if arguments.local_workers:
         return run_workers(_forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
     import_tensorflow()
-    from trainer.evaluate import Evaluator
-    from trainer.state import build_state, find_checkpoint, restore
+    from trainer.evaluate import evaluate_checkpoint
     from trainer.strategy import open_workplace
 
     workplace = open_workplace(config, cluster, threads=arguments.threads)
-    found = find_checkpoint(config, arguments.checkpoint)
-    state = build_state(config, source, workplace.strategy)
-    restore(state, found)
-    result = Evaluator(config, source, workplace, model=state.model, split=split).evaluate(int(state.step.numpy()))
+    found, result = evaluate_checkpoint(config, source, workplace, split=split, checkpoint=arguments.checkpoint)
     print(f"evaluated {found}")
     _tell_evaluation(result)
     if cluster.is_chief:
         path = Path(config.output) / f"evaluation-{split}.json"
-        path.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+        write_atomically(path, (json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n").encode())
         print(f"made     {path}\nnext     {_other_command(arguments, 'export')}")
     return DONE
 
@@ -169,7 +177,8 @@ def _tell_evaluation(result: "Evaluation") -> None:
         share = f"{row.correct / row.examples:.4f}" if row.examples else "-"
         table.add_row(row.label, f"{row.examples:,}", f"{row.correct:,}", share)
     Console().print(table)
-    print(f"accuracy {result.accuracy:.4f} ({result.correct} of {result.examples}), loss {result.loss:.4f} on {result.split}")
+    counts = f"{result.correct} of {result.examples}"
+    print(f"accuracy {result.accuracy:.4f} ({counts}), loss {result.loss:.4f} on {result.split}")
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -201,7 +210,9 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _write_jsonl(path: Path, predictions: "Sequence[Prediction]") -> None:
-    rows = [{key: value for key, value in asdict(prediction).items() if value is not None} for prediction in predictions]
+    rows = [
+        {key: value for key, value in asdict(prediction).items() if value is not None} for prediction in predictions
+    ]
     try:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     except OSError as error:

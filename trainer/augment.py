@@ -35,8 +35,8 @@ def _random_window(data: Tensor, geometry: Geometry, seed: Tensor) -> Tensor:
     """A window of the model's size anywhere in the picture; just the fitted picture when there is no margin."""
     if geometry.box == geometry.size:
         return fit(decode(data), geometry.mode, box=geometry.box)
-    margins = [side - wanted for side, wanted in zip(geometry.box, geometry.size, strict=True)]
-    corner = tf.random.stateless_uniform([2], seed, maxval=tf.constant(margins) + 1, dtype=tf.int32)
+    places = [float(side - wanted + 1) for side, wanted in zip(geometry.box, geometry.size, strict=True)]
+    corner = tf.cast(tf.random.stateless_uniform([2], seed) * places, tf.int32)
     window = tf.cond(
         _is_jpeg_of(data, geometry.box),
         # Decoding only the window skips the work for the rest: about half of it at 224 of 256 pixels.

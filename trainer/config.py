@@ -20,7 +20,7 @@ class SplitsConfig(Settings):
 
 
 class InputConfig(Settings):
-    """How the training split is read: `shards.order` explains lanes and runs. A larger shuffle costs memory for encoded pictures."""
+    """How the training split is read; `shards.order` explains lanes and runs. `shuffle_records` are held encoded."""
 
     lanes: Positive = 16
     run: Positive = 32
@@ -31,18 +31,20 @@ class InputConfig(Settings):
 class ModelConfig(Settings):
     """The network: `small_cnn`, a name of keras.applications (random weights) or `package.module:function`.
 
-    `image_size` is [height, width] or one side; null takes the stored size. `arguments` go to the network's constructor.
+    `image_size` is [height, width] or one side; null takes the stored size. `arguments` go to the network's builder.
     """
 
     name: str = "small_cnn"
     image_size: tuple[Positive, Positive] | None = None
     dropout: Fraction = 0.0
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default={})
 
     @field_validator("image_size", mode="before")
     @classmethod
     def _square(cls, size: Any) -> Any:
-        return (size, size) if isinstance(size, int) else size
+        if isinstance(size, int):
+            return size, size
+        return tuple(size) if isinstance(size, list) else size
 
 
 class OptimizerConfig(Settings):
@@ -64,7 +66,7 @@ class OptimizerConfig(Settings):
 class AugmentConfig(Settings):
     """Random changes to training pictures, each decided by (seed, epoch, record) alone.
 
-    `crop` takes a window of the model's image size out of a larger stored picture: anywhere in training, the middle elsewhere.
+    `crop` cuts the model's image size out of larger stored pictures: anywhere in training, in the middle otherwise.
     """
 
     flip: bool = False
@@ -118,6 +120,6 @@ class TrainConfig(Settings):
         return self.steps or (self.epochs or 0) * self.order.steps_per_epoch(records)
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with its beginning: not where things are, how long or how often."""
+        """The settings that a resumed run must share with its beginning: not where things are, how long, how often."""
         free = {"dataset", "output", "epochs", "steps", "checkpoint", "log_every", "evaluate_every_epochs", "strategy"}
-        return self.model_dump(mode="json", exclude={name: True for name in free} | {"input": {"prefetch"}})
+        return self.model_dump(mode="json", exclude=dict.fromkeys(free, True) | {"input": {"prefetch"}})

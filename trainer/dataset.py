@@ -1,8 +1,8 @@
-"""tf.data over the reading order of `shards.order`: which record comes when is decided there, here it is read and decoded.
+"""tf.data over the order of `shards.order`: which record comes when is decided there, here it is read and decoded.
 
-A block of the order names spans of records. Spans are read in parallel but delivered in order, arranged as the block says, and
-stay encoded until they are about to be used. Both datasets are endless, so that one iterator lives as long as the program:
-taking an iterator down and building it up again costs seconds.
+A block of the order names spans of records. Spans are read in parallel but delivered in order, arranged as the block
+says, and stay encoded until they are about to be used. Both datasets are endless, so that one iterator lives as long as
+the program: taking an iterator down and building it up again costs seconds.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,14 +53,15 @@ class Share:
 
 
 def training_dataset(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
-    """Batches {image, label, weight} from `start_step` on, through epoch after epoch, changed at random as the config says."""
+    """Batches {image, label, weight} from `start_step` on, epoch after epoch, changed at random as the config says."""
     split = source.split(config.splits.train)
 
     def picture(record: dict[str, Tensor]) -> Tensor:
         seed = record_seed(config.seed, epoch=record["epoch"], ordinal=record["ordinal"])
         return prepare_training(record["image"], source.geometry, config.augment, seed=seed)
 
-    return _batches(training_records(config, split, share, start_step=start_step), picture, share, config.input.prefetch)
+    records = training_records(config, split, share, start_step=start_step)
+    return _batches(records, picture, share, prefetch=config.input.prefetch)
 
 
 def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, split: str) -> Dataset:
@@ -158,7 +159,9 @@ def _arrange(serialized: Tensor, block: dict[str, Tensor]) -> dict[str, Tensor]:
     return records | {name: block[name] for name in ("ordinal", "epoch", "weight")}
 
 
-def _batches(records: Dataset, picture: Callable[[dict[str, Tensor]], Tensor], share: Share, prefetch: int) -> Dataset:
+def _batches(
+    records: Dataset, picture: Callable[[dict[str, Tensor]], Tensor], share: Share, *, prefetch: int
+) -> Dataset:
     def example(record: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"image": picture(record), "label": record["label"], "weight": record["weight"]}
 

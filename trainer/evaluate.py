@@ -10,7 +10,8 @@ import tensorflow as tf
 from trainer.config import TrainConfig
 from trainer.dataset import evaluation_dataset, evaluation_steps
 from trainer.source import Source
-from trainer.strategy import Workplace
+from trainer.state import build_state, find_checkpoint, restore
+from trainer.strategy import Workplace, release_iterators
 from trainer.transform import Transform
 
 Tensor = Any
@@ -83,6 +84,20 @@ class Evaluator:
         per_class = tf.linalg.matvec(classes, weight, transpose_a=True)
         right_per_class = tf.linalg.matvec(classes, weight * right, transpose_a=True)
         return tf.concat([per_class, right_per_class, [tf.reduce_sum(tf.cast(loss, tf.float64) * weight)]], axis=0)
+
+
+def evaluate_checkpoint(
+    config: TrainConfig, source: Source, workplace: Workplace, *, split: str, checkpoint: str | None
+) -> tuple[str, Evaluation]:
+    """Judges a checkpoint (the newest by default) on a split; returns which one it was and the result."""
+    found = find_checkpoint(config, checkpoint)
+    state = build_state(config, source, workplace.strategy)
+    restore(state, found)
+    evaluator = Evaluator(config, source, workplace, model=state.model, split=split)
+    result = evaluator.evaluate(int(state.step.numpy()))
+    del evaluator
+    release_iterators()
+    return found, result
 
 
 def summarise(sums: npt.NDArray[np.float64], labels: tuple[str, ...], *, split: str, step: int) -> Evaluation:

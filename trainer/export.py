@@ -1,4 +1,4 @@
-"""A SavedModel that takes files as they come: decoding, geometry, the dataset's own transform and the network in one graph."""
+"""A SavedModel that takes files as they come: decoding, geometry, the dataset's transform and the network."""
 
 import shutil
 import tempfile
@@ -38,7 +38,7 @@ class ServedModel(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
     def serve(self, image_bytes: Tensor) -> dict[str, Tensor]:
-        """The most likely class of each picture, its probability, and the probabilities of all classes with their names."""
+        """The most likely class of each picture, its probability, and all classes with theirs."""
         logits = self.model(self.transform(self.preprocess(image_bytes)), training=False)
         probabilities = tf.nn.softmax(logits)
         return {

@@ -21,7 +21,7 @@ def prepare(data: Tensor, geometry: Geometry) -> Tensor:
 
 
 def fit(picture: Tensor, mode: str, *, box: tuple[int, int]) -> Tensor:
-    """The picture brought to `box` (height, width) as the build does it; one that has this size already passes untouched."""
+    """The picture brought to `box` (height, width) as the build does it; one of this size already passes untouched."""
     fitted = tf.cond(
         tf.reduce_all(tf.equal(tf.shape(picture)[:2], box)), lambda: picture, lambda: _FITTERS[mode](picture, box)
     )
@@ -35,39 +35,48 @@ def middle(picture: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _exact(picture: Tensor, box: tuple[int, int]) -> Tensor:
-    return _resize(picture, tf.constant(box))
+    return _scale(picture, tf.constant(box))
 
 
 def _center_crop(picture: Tensor, box: tuple[int, int]) -> Tensor:
-    covering = _resize(picture, _scaled_sides(picture, box, tf.reduce_max))
+    covering = _scale(picture, _same_ratio(picture, box, cover=True))
     top, left = tf.unstack((tf.shape(covering)[:2] - box) // 2)
     return covering[top : top + box[0], left : left + box[1]]
 
 
 def _border(picture: Tensor, box: tuple[int, int]) -> Tensor:
-    inside = _resize(picture, _scaled_sides(picture, box, tf.reduce_min))
+    inside = _scale(picture, _same_ratio(picture, box, cover=False))
     before = (box - tf.shape(inside)[:2]) // 2
     after = box - tf.shape(inside)[:2] - before
-    return tf.pad(inside, tf.concat([tf.stack([before, after], axis=1), [[0, 0]]], axis=0))
+    margins = tf.concat([tf.stack([before, after], axis=1), [[0, 0]]], axis=0)
+    return tf.pad(inside, margins, constant_values=tf.constant(255, tf.uint8))  # white
 
 
 _FITTERS = {"exact": _exact, "center_crop": _center_crop, "border": _border}
 
 
-def _scaled_sides(picture: Tensor, box: tuple[int, int], choose: Any) -> Tensor:
-    """The sides after scaling by one factor, the larger or the smaller of the two that `box` asks for."""
-    sides = tf.cast(tf.shape(picture)[:2], tf.float64)
-    scale = choose(tf.cast(box, tf.float64) / sides)
-    return tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), 1)
+def _same_ratio(picture: Tensor, box: tuple[int, int], *, cover: bool) -> Tensor:
+    """The sides of the picture scaled, with its ratio, to cover `box` or to fit inside it; a half rounds up."""
+    height, width = tf.unstack(tf.cast(tf.shape(picture)[:2], tf.int64))
+    by_height = [box[0], _scaled_side(width, box[0], height)]
+    by_width = [_scaled_side(height, box[1], width), box[1]]
+    taller = box[0] * width >= box[1] * height if cover else box[0] * width <= box[1] * height
+    return tf.cast(tf.where(taller, tf.stack(by_height), tf.stack(by_width)), tf.int32)
 
 
-def _resize(picture: Tensor, sides: Tensor) -> Tensor:
-    """Shrinks by averaging areas, as the build does; enlarges bilinearly, where areas would give blocks."""
-    batch = picture[tf.newaxis]
-    shrinks = tf.reduce_all(sides <= tf.shape(picture)[:2])
-    resized = tf.cond(
-        shrinks,
-        lambda: tf.image.resize(batch, sides, method=tf.image.ResizeMethod.AREA),
-        lambda: tf.image.resize(batch, sides, method=tf.image.ResizeMethod.BILINEAR),
-    )
-    return tf.cast(tf.round(tf.clip_by_value(resized[0], 0, 255)), tf.uint8)
+def _scaled_side(side: Tensor, numerator: int, denominator: Tensor) -> Tensor:
+    return tf.maximum((2 * side * numerator + denominator) // (2 * denominator), 1)
+
+
+def _scale(picture: Tensor, sides: Tensor) -> Tensor:
+    """Shrinks by averaging areas, then enlarges with Lanczos: one side may shrink while the other grows."""
+    shrunk = _resample(picture, tf.minimum(sides, tf.shape(picture)[:2]), tf.image.ResizeMethod.AREA)
+    return _resample(shrunk, sides, tf.image.ResizeMethod.LANCZOS3)
+
+
+def _resample(picture: Tensor, sides: Tensor, method: str) -> Tensor:
+    def resized() -> Tensor:
+        pixels = tf.image.resize(picture[tf.newaxis], sides, method=method)[0]
+        return tf.cast(tf.clip_by_value(tf.round(pixels), 0, 255), tf.uint8)
+
+    return tf.cond(tf.reduce_all(tf.equal(tf.shape(picture)[:2], sides)), lambda: picture, resized)

@@ -1,4 +1,4 @@
-"""The training loop: an inner one of many steps per call inside TensorFlow, an outer one that reports, evaluates and saves."""
+"""The training loop: an inner one, many steps per call inside TensorFlow, and an outer one that reports and saves."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from trainer.evaluate import Evaluation, Evaluator
 from trainer.report import Reporter, TrainMetrics
 from trainer.source import Source
 from trainer.state import Checkpoints, State, build_state, check_run, write_run
-from trainer.strategy import Workplace
+from trainer.strategy import Workplace, release_iterators
 from trainer.transform import Transform
 
 Tensor = Any
@@ -79,7 +79,9 @@ class Schedule:
 
     def next_stop(self, step: int) -> int:
         """The first step after `step` at which something is due."""
-        return min(self.total, *(step - step % period + period for period in (self.log, self.save, self.evaluate) if period))
+        return min(
+            self.total, *(step - step % period + period for period in (self.log, self.save, self.evaluate) if period)
+        )
 
     def is_due(self, period: int, step: int) -> bool:
         """Whether a period ends at `step`; the end of the run ends all that ever happen."""
@@ -111,6 +113,7 @@ def train(config: TrainConfig, source: Source, workplace: Workplace) -> Outcome:
     if first < schedule.total:
         _announce(first, schedule.total)
         evaluation = _outer_loop(config, source, workplace, state=state, schedule=schedule, checkpoints=checkpoints)
+        release_iterators()
     return Outcome(
         first_step=first,
         last_step=int(state.step.numpy()),
@@ -135,7 +138,11 @@ def _outer_loop(
     checkpoints: Checkpoints,
 ) -> Evaluation | None:
     inner = InnerLoop(config, source, workplace, state=state)
-    evaluator = Evaluator(config, source, workplace, model=state.model, split=config.splits.evaluate) if schedule.evaluate else None
+    evaluator = (
+        Evaluator(config, source, workplace, model=state.model, split=config.splits.evaluate)
+        if schedule.evaluate
+        else None
+    )
     step, evaluation = int(state.step.numpy()), None
     output = Path(config.output) if workplace.cluster.is_chief else None
     with Reporter(schedule.total, first_step=step, output=output) as reporter:

@@ -79,19 +79,26 @@ def _answer(name: str, row: dict[str, Any]) -> Prediction:
 
 def _read(name: str) -> bytes | OSError:
     try:
-        return upright(Path(name).read_bytes())
+        return plain(Path(name).read_bytes())
     except OSError as error:
         return OSError(f"cannot be read: {error.strerror or error}")
 
 
-def upright(data: bytes) -> bytes:
-    """The same bytes, or a PNG turned as the camera's EXIF tag says: the build turns pictures, TensorFlow's decoders do not."""
+def plain(data: bytes) -> bytes:
+    """The same bytes, or an upright and opaque PNG: the build heeds EXIF and transparency, TensorFlow does not."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            if picture.getexif().get(EXIF_ORIENTATION, UPRIGHT) == UPRIGHT:
+            turned = picture.getexif().get(EXIF_ORIENTATION, UPRIGHT) != UPRIGHT
+            if not turned and not picture.has_transparency_data:
                 return data
-            turned = io.BytesIO()
-            ImageOps.exif_transpose(picture).convert("RGB").save(turned, "PNG")
-            return turned.getvalue()
+            return _as_png(ImageOps.exif_transpose(picture))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return data  # the model says what is wrong with it
+
+
+def _as_png(picture: Image.Image) -> bytes:
+    opaque = Image.new("RGBA", picture.size, "white")
+    opaque.alpha_composite(picture.convert("RGBA"))
+    stream = io.BytesIO()
+    opaque.convert("RGB").save(stream, "PNG")
+    return stream.getvalue()

@@ -58,7 +58,9 @@ class Split:
         except (OSError, ValueError) as error:
             raise ShardsmithError(f"index {path} cannot be read: {error}; restore it or rebuild the dataset") from error
         if len(rows) != expected:
-            raise ShardsmithError(f"index {path} lists {len(rows)} records, the manifest {expected}; rebuild the dataset")
+            raise ShardsmithError(
+                f"index {path} lists {len(rows)} records, the manifest {expected}; rebuild the dataset"
+            )
         return rows
 
     def extent(self, shard: int, first: int, count: int) -> tuple[int, int]:
@@ -89,7 +91,9 @@ class Source:
         """The files of a split that has examples."""
         entry = self.manifest.split(name)
         if not entry.records:
-            raise ShardsmithError(f"split {name!r} of {self.directory} has no examples; choose another split or rebuild")
+            raise ShardsmithError(
+                f"split {name!r} of {self.directory} has no examples; choose another split or rebuild"
+            )
         return Split(
             name=name,
             paths=tuple(str(self.directory / shard.path) for shard in entry.shards),
@@ -132,7 +136,8 @@ def check_replicas(config: TrainConfig, replicas: int) -> None:
     """Refuses a global batch that the replicas cannot share evenly."""
     if config.global_batch % replicas:
         raise UsageError(
-            f"global_batch {config.global_batch} cannot be shared by {replicas} replicas; choose a multiple of {replicas}"
+            f"global_batch {config.global_batch} cannot be shared by {replicas} replicas; "
+            f"choose a multiple of {replicas}"
         )
 
 
@@ -142,7 +147,9 @@ def _check_features(manifest: Manifest, directory: Path) -> None:
         if name not in found:
             raise ShardsmithError(f"{directory} has no feature {name!r}, only {', '.join(sorted(found))}; rebuild it")
         if found[name] != wanted:
-            raise ShardsmithError(f"feature {name!r} of {directory} is {found[name]}, training needs {wanted}; rebuild it")
+            raise ShardsmithError(
+                f"feature {name!r} of {directory} is {found[name]}, training needs {wanted}; rebuild it"
+            )
 
 
 def find_geometry(config: TrainConfig, settings: Mapping[str, Any]) -> Geometry:
@@ -173,7 +180,9 @@ def _stored_box(resize: Mapping[str, Any]) -> tuple[int, int] | None:
 def _crop_box(stored: tuple[int, int] | None, size: tuple[int, int]) -> tuple[int, int]:
     if stored is None:
         modes = ", ".join(FIXED_SIZE_MODES)
-        raise UsageError(f"augment.crop needs pictures stored in one size; build with resize mode {modes}, or turn it off")
+        raise UsageError(
+            f"augment.crop needs pictures stored in one size; build with resize mode {modes}, or turn it off"
+        )
     if stored[0] < size[0] or stored[1] < size[1] or stored == size:
         raise UsageError(
             f"augment.crop needs stored pictures larger than model.image_size {size[0]}x{size[1]}, "

@@ -1,4 +1,4 @@
-"""What a run remembers: model, optimizer, step and random state in checkpoints, and the settings it began with in run.json."""
+"""What a run remembers: model, optimizer, step and random state in checkpoints, its settings in run.json."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
 
 
 def _seed_states(model: Any) -> list[Any]:
-    """The states of random layers. tf.train.Checkpoint does not find them in a Keras 3 model and would restart dropout at 0."""
+    """The states of random layers: tf.train.Checkpoint misses them in a Keras 3 model, and dropout would start anew."""
     weights = {id(weight) for weight in model.weights}
     return [variable.value for variable in model.variables if id(variable) not in weights]
 

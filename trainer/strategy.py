@@ -1,6 +1,7 @@
 """The tf.distribute strategy for the config, the machine and the cluster."""
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep tensors' memory for the next step; giving it back and asking again took half of all time on CPUs."""
+    """Makes glibc keep memory for the next step; giving it back and asking again took half the time of CPU training."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**25)  # glibc's own upper limit
@@ -67,6 +68,11 @@ def open_workplace(config: TrainConfig, cluster: Cluster, *, threads: int | None
     strategy = make_strategy(config.strategy, cluster)
     check_replicas(config, strategy.num_replicas_in_sync)
     return Workplace(strategy=strategy, cluster=cluster, threads=share)
+
+
+def release_iterators() -> None:
+    """Ends input pipelines that are no longer used; alive at the interpreter's exit they stall it for seconds."""
+    gc.collect()  # a tf.function and the object it is a method of refer to each other
 
 
 def make_strategy(name: StrategyName, cluster: Cluster) -> Any:

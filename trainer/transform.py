@@ -23,7 +23,9 @@ class Transform(tf.Module):
         except (OSError, ValueError, AttributeError, LookupError) as error:
             raise ShardsmithError(f"{directory} is not a tf.Transform graph: {error}; rebuild the dataset") from error
         if "pixel" not in self._specs:
-            raise ShardsmithError(f"{directory} has no input 'pixel', only {', '.join(self._specs)}; rebuild the dataset")
+            raise ShardsmithError(
+                f"{directory} has no input 'pixel', only {', '.join(self._specs)}; rebuild the dataset"
+            )
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """uint8 pictures [n, height, width, 3] as normalised float32 of the same shape."""

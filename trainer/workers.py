@@ -1,4 +1,4 @@
-"""Several real worker processes on this machine: a rehearsal of multi-machine training with the same code and collectives."""
+"""Several real worker processes on one machine: a rehearsal of many machines with the same code and collectives."""
 
 import os
 import signal

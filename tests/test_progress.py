@@ -1,0 +1,56 @@
+"""What a person sees while a build runs."""
+
+import io
+import time
+
+from pictures import write_class_folders
+
+from pipelines.layout import BuildFolder
+from pipelines.progress import Speed, Status, Watch, progress_line, show_progress
+from pipelines.runner import parse_beam_options, run_build
+
+
+def test_lines_for_a_log():
+    assert progress_line(Status(total=None), 0) == "listing inputs"
+    assert progress_line(Status(total=12_000, done=1_200, rejected=3), 480) == (
+        "building: 1,200/12,000 images (10 %), 480 images/s, ETA 22 s, 3 rejected"
+    )
+    assert "ETA unknown" in progress_line(Status(total=10, done=0), 0)
+
+
+def test_the_watch_adds_finished_and_running_shards(tmp_path, config_for):
+    source = write_class_folders(tmp_path / "raw", images=10)
+    config = config_for(source, shards={"count": 2}, splits={"fractions": {"train": 1.0}})
+    folder = BuildFolder(tmp_path / "dataset")
+    folder.prepare(overwrite=False)
+    watch = Watch(folder)
+    assert watch.status() == Status(total=None)
+    (folder.work / "progress" / "train-00007").write_text("5 2")  # a shard that is still being written
+    (folder.work / "progress" / "train-00008").write_text("")  # caught in the middle of a write
+    assert watch.status() == Status(total=None, done=5, rejected=2)
+    run_build(config, options=parse_beam_options([], ours=()))
+    assert watch.status() == Status(total=20, done=25, rejected=2)
+    (folder.work / "progress" / "train-00000").write_text("3 0")  # finished shards count by their receipt
+    assert watch.status() == Status(total=20, done=25, rejected=2)
+
+
+def test_plain_lines_when_not_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.progress._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("pipelines.progress._LINE_SECONDS", 0.02)
+    folder = BuildFolder(tmp_path / "dataset")
+    folder.prepare(overwrite=False)
+    stream = io.StringIO()
+    with show_progress(folder, stream):
+        deadline = time.monotonic() + 10
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert set(stream.getvalue().splitlines()) == {"listing inputs"}
+
+
+def test_speed_is_measured_from_the_first_image(monkeypatch):
+    clock = iter([100.0, 200.0, 205.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    speed = Speed()
+    assert speed.update(0) == 0
+    assert speed.update(10) == 0
+    assert speed.update(60) == 10

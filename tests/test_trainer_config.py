@@ -1,0 +1,278 @@
+"""Every setting is strict, and every setting changes something that can be seen."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pydantic import BaseModel
+from trainer_data import make_config, random_pictures, write_dataset
+
+from shards.errors import ShardsmithError, UsageError
+from shards.order import global_batch
+from shards.settings import load_settings
+from trainer.cluster import Cluster
+from trainer.config import TrainConfig
+from trainer.dataset import Share, training_dataset
+from trainer.loop import make_schedule
+from trainer.model import build_model, build_optimizer
+from trainer.source import Source, check_training, find_geometry, open_source
+from trainer.state import Checkpoints, build_state, find_checkpoint
+from trainer.strategy import make_strategy, open_workplace
+
+STORED_8 = {"image": {"resize": {"mode": "exact", "size": 8, "width": None, "height": None}}}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pictures = random_pictures(30)
+    splits = {"train": pictures[:24], "validation": pictures[24:], "other": pictures[::-1]}
+    return write_dataset(tmp_path_factory.mktemp("data"), splits)
+
+
+def order(config: TrainConfig) -> Any:
+    return global_batch([40, 30], config.order, step=0).tolist()
+
+
+def geometry(config: TrainConfig) -> Any:
+    return find_geometry(config, STORED_8)
+
+
+def first_batch(config: TrainConfig) -> Any:
+    share = Share(worker=0, workers=1, batch=config.global_batch, threads=1)
+    batch = next(iter(training_dataset(config, open_source(config), share, start_step=0)))
+    return batch["image"].numpy().tolist()
+
+
+def schedule(config: TrainConfig) -> Any:
+    return make_schedule(config, records=70)
+
+
+def model(config: TrainConfig) -> Any:
+    built = build_model(config.model, image_size=geometry(config).size, classes=3)
+    return [layer.get_config() | {"name": ""} for layer in built.layers], [weight.shape for weight in built.weights]
+
+
+def optimizer(config: TrainConfig) -> Any:
+    return build_optimizer(config.optimizer, total_steps=10).get_config()
+
+
+def prefetched(config: TrainConfig) -> Any:
+    share = Share(worker=0, workers=1, batch=6, threads=1)
+    options = training_dataset(config, open_source(config), share, start_step=0)
+    return int(options._input_dataset._buffer_size)
+
+
+def kept(config: TrainConfig) -> Any:
+    source = open_source(config)
+    state = build_state(config, source, tf.distribute.get_strategy())
+    checkpoints = Checkpoints(state, config, Cluster())
+    for _ in range(3):
+        state.step.assign_add(1)
+        checkpoints.save()
+    return len(list(checkpoints.directory.glob("*.index")))
+
+
+def refusal(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except ShardsmithError as error:
+        return str(error)
+    return ""
+
+
+def training_refusal(config: TrainConfig) -> str:
+    return refusal(lambda: check_training(config, open_source(config), workers=1))
+
+
+def checkpoint_place(config: TrainConfig) -> str:
+    return refusal(lambda: find_checkpoint(config, None))
+
+
+def strategy(config: TrainConfig) -> str:
+    return type(make_strategy(config.strategy, Cluster())).__name__
+
+
+def determinism(config: TrainConfig) -> bool:
+    from tensorflow.python.framework import config as tf_config
+
+    open_workplace(config, Cluster(), threads=None)
+    enabled = tf_config.is_op_determinism_enabled()
+    tf_config.disable_op_determinism()
+    return bool(enabled)
+
+
+EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
+    "dataset": ("nowhere", "elsewhere", lambda config: refusal(lambda: open_source(config))),
+    "output": ("nowhere", "elsewhere", checkpoint_place),
+    "seed": (0, 1, order),
+    "epochs": (1, 2, lambda config: schedule(config.model_copy(update={"steps": None}))),
+    "steps": (4, 5, schedule),
+    "global_batch": (6, 8, order),
+    "splits.train": ("train", "other", first_batch),
+    "splits.evaluate": ("validation", "missing", training_refusal),
+    "input.lanes": (2, 3, order),
+    "input.run": (4, 5, order),
+    "input.shuffle_records": (12, 24, order),
+    "input.prefetch": (1, 2, prefetched),
+    "model.name": ("small_cnn", "trainer.model:small_cnn", lambda config: config.model.name),
+    "model.image_size": (8, 16, model),
+    "model.dropout": (0.1, 0.2, model),
+    "model.arguments": ({"width": 2}, {"width": 3}, model),
+    "optimizer.name": ("adam", "sgd", optimizer),
+    "optimizer.learning_rate": (0.1, 0.2, optimizer),
+    "optimizer.schedule": ("constant", "cosine", optimizer),
+    "optimizer.momentum": (0.1, 0.9, lambda c: optimizer(make_config("", optimizer=_sgd(c)))),
+    "optimizer.weight_decay": (0.0, 0.1, optimizer),
+    "augment.flip": (False, True, first_batch),
+    "augment.shift": (0, 2, first_batch),
+    "augment.crop": (False, True, lambda c: find_geometry(c, {"image": {"resize": {"mode": "exact", "size": 9}}})),
+    "checkpoint.every_steps": (2, 3, schedule),
+    "checkpoint.keep": (1, 2, kept),
+    "log_every": (2, 3, schedule),
+    "evaluate_every_epochs": (1, 2, schedule),
+    "strategy": ("one_device", "mirrored", strategy),
+    "deterministic": (False, True, determinism),
+}
+
+
+def _sgd(config: TrainConfig) -> dict[str, Any]:
+    return config.optimizer.model_dump() | {"name": "sgd"}
+
+
+def fields(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_field_is_in_the_table() -> None:
+    assert list(EFFECTS) == list(fields(TrainConfig))
+
+
+@pytest.mark.parametrize("field", [name for name in EFFECTS if name not in ("epochs", "optimizer.momentum")])
+def test_field_changes_the_result(field: str, dataset: Path, tmp_path: Path) -> None:
+    one, other, observe = EFFECTS[field]
+    values = {"model__arguments": {"width": 2}, "model__image_size": 8}
+    seen = []
+    for number, value in enumerate((one, other)):
+        places = {"dataset": dataset, "output": tmp_path / str(number)}
+        seen.append(observe(make_config(**places | values | {field.replace(".", "__"): value})))
+    assert seen[0] != seen[1]
+
+
+def test_momentum_changes_sgd() -> None:
+    one, other = (make_config("", optimizer={"name": "sgd", "momentum": value}) for value in (0.1, 0.9))
+    assert optimizer(one)["momentum"] != optimizer(other)["momentum"]
+
+
+def test_epochs_are_whole_global_batches() -> None:
+    assert make_config("", steps=None, epochs=3).total_steps(records=20) == 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": 2}, "set either epochs or steps"),
+        ({"steps": None}, "set either epochs or steps"),
+        ({"optimizer__momentum": 0.9}, "momentum is a setting of sgd, not of adam"),
+        ({"global_batch": "6"}, "global_batch: Input should be a valid integer"),
+        ({"augment__shfit": 1}, "unknown key 'shfit' in augment; did you mean 'shift'?"),
+        ({"seed": 2**31}, "seed: Input should be less than 2147483648"),
+    ],
+)
+def test_mistakes_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        make_config("", **values)
+
+
+def test_lanes_must_share_the_batch() -> None:
+    with pytest.raises(UsageError, match="global batch 6 is not divisible by 4 lanes"):
+        _ = make_config("", input__lanes=4).order
+
+
+@pytest.mark.parametrize("name", ["train_demo", "train_mobilenet"])
+def test_shipped_configs_are_valid(name: str) -> None:
+    path = Path(__file__).parents[1] / "configs" / f"{name}.yaml"
+    config = load_settings(TrainConfig, path, {})
+    assert config.order.lanes % 2 == 0, "a shipped config must run with 2 local workers"
+    assert f"python -m trainer train configs/{name}.yaml" in path.read_text()
+
+
+def test_resumed_runs_share_what_shapes_weights() -> None:
+    shaping = make_config("").shaping()
+    assert shaping["seed"] == 0
+    assert "prefetch" not in shaping["input"]
+    assert not shaping.keys() & {"dataset", "output", "steps", "epochs", "strategy"}
+
+
+@pytest.mark.parametrize(
+    ("resize", "values", "expected"),
+    [
+        ({"mode": "exact", "width": 20, "height": 10}, {}, ("exact", (10, 20), (10, 20))),
+        ({"mode": "center_crop", "size": 8}, {"model__image_size": 6}, ("center_crop", (6, 6), (6, 6))),
+        (
+            {"mode": "border", "size": 8},
+            {"model__image_size": [6, 7], "augment__crop": True},
+            ("border", (8, 8), (6, 7)),
+        ),
+        ({"mode": "keep_ratio", "size": 8}, {"model__image_size": 6}, ("center_crop", (6, 6), (6, 6))),
+    ],
+)
+def test_geometry(resize: dict[str, Any], values: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    found = find_geometry(make_config("", **values), {"image": {"resize": resize}})
+    assert (found.mode, found.box, found.size) == expected
+
+
+@pytest.mark.parametrize(
+    ("resize", "values", "message"),
+    [
+        ({"mode": "none"}, {}, "model.image_size is not set and the dataset's pictures"),
+        ({"mode": "keep_ratio", "size": 8}, {}, "model.image_size is not set"),
+        (
+            {"mode": "none"},
+            {"model__image_size": 8, "augment__crop": True},
+            "augment.crop needs pictures stored in one size",
+        ),
+        ({"mode": "exact", "size": 8}, {"augment__crop": True}, "larger than model.image_size 8x8, these are 8x8"),
+        ({"mode": "exact", "size": 8}, {"augment__shift": 9}, "augment.shift 9 is more than the picture's side"),
+    ],
+)
+def test_geometry_refusals(resize: dict[str, Any], values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_geometry(make_config("", **values), {"image": {"resize": resize}})
+
+
+def test_digest_follows_content_and_labels(dataset: Path, tmp_path: Path) -> None:
+    def digest(**values: Any) -> str:
+        place = write_dataset(tmp_path / str(len(list(tmp_path.iterdir()))), {"train": random_pictures(8)}, **values)
+        source: Source = open_source(make_config(place))
+        return source.digest("train")
+
+    assert digest() == digest()
+    assert digest() != digest(labels=("b", "a", "c"))
+
+
+def test_model_names() -> None:
+    named = make_config("", model__name="MobileNetV3Small", model__image_size=32).model
+    built = build_model(named, image_size=(32, 32), classes=3)
+    assert not any("rescaling" in layer.name for layer in built.layers), "pixels are normalised already"
+    assert np.shape(built(np.zeros([1, 32, 32, 3]))) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("MobilNetV2", "'MobilNetV2' is not known; did you mean 'MobileNetV2'?"),
+        ("trainer.model:nothing", "cannot be imported: module 'trainer.model' has no attribute 'nothing'"),
+        ("no_such_module:build", "cannot be imported: No module named 'no_such_module'"),
+        ("builtins:dict", r"must be a keras.Model that gives \[batch, 3\] logits"),
+    ],
+)
+def test_unknown_models(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        build_model(make_config("", model__name=name).model, image_size=(8, 8), classes=3)

@@ -1,0 +1,128 @@
+"""The exported model sees the pixels that training saw, and answers for files without any of our code."""
+
+import io
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from trainer_data import encode, make_config, random_pictures, write_dataset
+
+from shards.errors import ShardsmithError, UsageError
+from trainer.cluster import Cluster
+from trainer.config import TrainConfig
+from trainer.dataset import Share, evaluation_dataset, training_dataset
+from trainer.evaluate import Evaluator
+from trainer.export import export
+from trainer.loop import train
+from trainer.predict import load_served, plain, predict
+from trainer.source import open_source
+from trainer.state import build_state, restore
+from trainer.strategy import open_workplace
+
+PICTURES = random_pictures(30)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    base = tmp_path_factory.mktemp("export")
+    dataset = write_dataset(base / "data", {"train": PICTURES[:24], "validation": PICTURES[24:]})
+    config = make_config(dataset, base / "run", steps=3, model={"arguments": {"width": 2}, "dropout": 0.5})
+    train(config, open_source(config), open_workplace(config, Cluster(), threads=None))
+    return config
+
+
+@pytest.fixture(scope="module")
+def exported(trained: TrainConfig) -> Path:
+    return export(trained, open_source(trained), checkpoint=None)[1]
+
+
+def test_training_evaluation_and_serving_see_equal_tensors(trained: TrainConfig, exported: Path) -> None:
+    share, source = Share(worker=0, workers=1, batch=6, threads=2), open_source(trained)
+    fed = next(evaluation_dataset(trained, source, share, split="validation").as_numpy_iterator())["image"]
+    data = [data for data, _ in PICTURES[24:]]
+    np.testing.assert_array_equal(tf.saved_model.load(str(exported)).preprocess(data), fed)
+    batches = islice(training_dataset(trained, source, share, start_step=0).as_numpy_iterator(), 4)
+    trained_on = {picture.tobytes() for batch in batches for picture in batch["image"]}
+    served = tf.saved_model.load(str(exported)).preprocess([data for data, _ in PICTURES[:24]]).numpy()
+    assert {picture.tobytes() for picture in served} == trained_on
+
+
+def test_serving_agrees_with_evaluation(trained: TrainConfig, exported: Path, tmp_path: Path) -> None:
+    source, workplace = open_source(trained), open_workplace(trained, Cluster(), threads=None)
+    state = build_state(trained, source, workplace.strategy)
+    restore(state, str(Path(trained.output) / "checkpoints/step-3"))
+    result = Evaluator(trained, source, workplace, model=state.model, split="validation").evaluate(3)
+    answers = load_served(str(exported))(image_bytes=tf.constant([data for data, _ in PICTURES[24:]]))
+    right = [answers["label"].numpy()[n].decode() == "abc"[label] for n, (_, label) in enumerate(PICTURES[24:])]
+    assert sum(right) == result.correct
+    chosen = [answers["probabilities"].numpy()[n, label] for n, (_, label) in enumerate(PICTURES[24:])]
+    assert -np.log(chosen).mean() == pytest.approx(result.loss, rel=1e-4)
+
+
+def test_signature_is_batch_first(exported: Path) -> None:
+    answer = load_served(str(exported))(image_bytes=tf.constant([PICTURES[0][0]] * 2))
+    assert {name: tuple(value.shape) for name, value in answer.items()} == {
+        "label": (2,),
+        "probability": (2,),
+        "probabilities": (2, 3),
+        "classes": (2, 3),
+    }
+    assert answer["classes"].numpy()[1].tolist() == [b"a", b"b", b"c"]
+    np.testing.assert_allclose(answer["probabilities"].numpy().sum(axis=1), 1, rtol=1e-5)
+
+
+def test_labels_are_an_asset(exported: Path) -> None:
+    assert (exported / "assets/labels.txt").read_text() == "a\nb\nc\n"
+
+
+def test_a_new_export_replaces_the_old(trained: TrainConfig, exported: Path) -> None:
+    (exported / "stale").touch()
+    export(trained, open_source(trained), checkpoint=str(Path(trained.output) / "checkpoints/step-3"))
+    assert not (exported / "stale").exists()
+    assert not list(exported.parent.glob(".export*"))
+
+
+def test_bad_files_do_not_hold_up_the_others(exported: Path, tmp_path: Path) -> None:
+    good, bad, large = tmp_path / "good.png", tmp_path / "bad.jpg", tmp_path / "large.jpg"
+    good.write_bytes(PICTURES[0][0])
+    bad.write_bytes(b"<html>")
+    large.write_bytes(encode(np.full((50, 70, 3), 99), "JPEG"))
+    missing = tmp_path / "missing.png"
+    answers = list(predict(load_served(str(exported)), [str(p) for p in (good, bad, missing, large)]))
+    assert [Path(answer.file).name for answer in answers] == ["good.png", "bad.jpg", "missing.png", "large.jpg"]
+    assert [answer.label is not None for answer in answers] == [True, False, False, True]
+    assert str(answers[1].error).startswith("cannot be decoded: ")
+    assert answers[2].error == "cannot be read: No such file or directory"
+
+
+def test_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no exported model at .*; make one with: python -m trainer export"):
+        load_served(str(tmp_path))
+
+
+def test_no_checkpoint(trained: TrainConfig, tmp_path: Path) -> None:
+    config = trained.model_copy(update={"output": str(tmp_path)})
+    with pytest.raises(ShardsmithError, match="has no checkpoint; train first"):
+        export(config, open_source(config), checkpoint=None)
+
+
+def _saved(picture: Image.Image, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, **options)
+    return stream.getvalue()
+
+
+def test_plain_heeds_exif_and_transparency() -> None:
+    picture = Image.new("RGB", (3, 2), (10, 20, 30))
+    assert plain(_saved(picture, format="PNG")) == _saved(picture, format="PNG")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(io.BytesIO(plain(_saved(picture, format="JPEG", exif=exif)))) as turned:
+        assert turned.size == (2, 3)
+    with Image.open(io.BytesIO(plain(_saved(Image.new("RGBA", (1, 1), (0, 0, 0, 0)), format="PNG")))) as opaque:
+        assert opaque.getpixel((0, 0)) == (255, 255, 255)
+    assert plain(b"<html>") == b"<html>"

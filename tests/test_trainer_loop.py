@@ -1,0 +1,183 @@
+"""Training on one device: it learns, resumes bit by bit where it stopped, and refuses what does not belong together."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
+from trainer_data import make_config, random_pictures, write_dataset
+
+from shards.errors import ShardsmithError, UsageError
+from trainer.cluster import Cluster
+from trainer.config import TrainConfig
+from trainer.evaluate import Evaluator, summarise
+from trainer.loop import Outcome, Schedule, train
+from trainer.source import open_source
+from trainer.state import build_state, find_checkpoint, restore
+from trainer.strategy import open_workplace
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pictures = random_pictures(50)
+    return write_dataset(tmp_path_factory.mktemp("data"), {"train": pictures[:30], "validation": pictures[30:]})
+
+
+@pytest.fixture(autouse=True)
+def _restore_determinism() -> Iterator[None]:
+    yield
+    tf_config.disable_op_determinism()
+
+
+def configure(dataset: Path, output: Path, **values: Any) -> TrainConfig:
+    """Everything random at once: dropout, augmentation and order."""
+    model = {"arguments": {"width": 2}, "dropout": 0.3}
+    augment = {"flip": True, "shift": 1}
+    base = {"model": model, "augment": augment, "optimizer": {"learning_rate": 0.01}, "evaluate_every_epochs": None}
+    return make_config(dataset, output, **base | values)
+
+
+def run(config: TrainConfig) -> Outcome:
+    return train(config, open_source(config), open_workplace(config, Cluster(), threads=None))
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_learns_and_writes_everything(dataset: Path, tmp_path: Path) -> None:
+    config = configure(dataset, tmp_path, steps=None, epochs=12, log_every=30, evaluate_every_epochs=6, augment={})
+    outcome = run(config)
+    assert (outcome.first_step, outcome.last_step) == (0, 60)
+    assert outcome.evaluation is not None
+    assert outcome.evaluation.examples == 20
+    assert outcome.evaluation.accuracy > 0.6
+    assert Path(f"{outcome.checkpoint}.index").is_file()
+    assert [(row["split"], row["step"]) for row in metrics(tmp_path)] == [
+        ("train", 30),
+        ("validation", 30),
+        ("train", 60),
+        ("validation", 60),
+    ]
+    assert metrics(tmp_path)[2]["loss"] < metrics(tmp_path)[0]["loss"]
+
+
+def test_tensorboard_events_hold_the_metrics(dataset: Path, tmp_path: Path) -> None:
+    run(configure(dataset, tmp_path, steps=2, log_every=1))
+    [events] = (tmp_path / "tensorboard").iterdir()
+    tags = {v.tag for event in tf.compat.v1.train.summary_iterator(str(events)) for v in event.summary.value}
+    assert {"train/loss", "train/accuracy", "train/images_per_second"} <= tags
+
+
+def test_resumes_bit_by_bit(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run(configure(dataset, tmp_path / "whole", steps=8, deterministic=True))
+    first = run(configure(dataset, tmp_path / "parts", steps=3, deterministic=True))
+    assert "resuming" not in capsys.readouterr().out
+    rest = run(configure(dataset, tmp_path / "parts", steps=8, deterministic=True))
+    assert "resuming at step 3 of 8" in capsys.readouterr().out
+    assert (first.last_step, rest.first_step, rest.last_step) == (3, 3, 8)
+    assert rest.weights == whole.weights != first.weights
+    again = run(configure(dataset, tmp_path / "parts", steps=8, deterministic=True))
+    assert (again.first_step, again.last_step, again.weights) == (8, 8, whole.weights)
+
+
+def test_seed_decides_the_weights(dataset: Path, tmp_path: Path) -> None:
+    digests = {run(configure(dataset, tmp_path / str(seed), steps=1, seed=seed)).weights for seed in (1, 2)}
+    assert len(digests) == 2
+
+
+def test_metrics_of_repeated_steps_are_replaced(dataset: Path, tmp_path: Path) -> None:
+    run(configure(dataset, tmp_path, steps=2, log_every=1))
+    lost = {"split": "train", "step": 3}
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write(json.dumps(lost) + '\n{"cut')  # the crash came after the report and before the save
+    run(configure(dataset, tmp_path, steps=4, log_every=1))
+    assert [row["step"] for row in metrics(tmp_path)] == [1, 2, 3, 4]
+    assert lost not in metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 9}, "seed was 0, is 9"),
+        ({"global_batch": 10}, "global_batch was 6, is 10"),
+        ({"input": {"lanes": 3}}, "input.lanes was 2, is 3"),
+        ({"optimizer": {"learning_rate": 0.5}}, "optimizer.learning_rate was 0.01, is 0.5"),
+    ],
+)
+def test_other_settings_do_not_continue_a_run(
+    dataset: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "run.json").write_text(_run_json(configure(dataset, tmp_path)))
+    with pytest.raises(UsageError, match=message):
+        run(configure(dataset, tmp_path, **change))
+
+
+def _run_json(config: TrainConfig) -> str:
+    return json.dumps({"settings": config.shaping(), "data": open_source(config).digest("train")})
+
+
+def test_other_data_do_not_continue_a_run(dataset: Path, tmp_path: Path) -> None:
+    config = configure(dataset, tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"settings": config.shaping(), "data": "another"}))
+    with pytest.raises(UsageError, match="the training data changed"):
+        run(config)
+
+
+def test_loss_that_is_not_a_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ShardsmithError, match=r"the loss is (nan|inf) between steps 0 and 4; lower optimizer.learning"):
+        run(configure(dataset, tmp_path, optimizer={"name": "sgd", "learning_rate": 1e38}))
+
+
+def test_damaged_shard_says_how_to_find_it(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", {"train": random_pictures(12)}, shards=1)
+    shard = dataset / "train/train-00000.tfrecord"
+    shard.write_bytes(shard.read_bytes().replace(b"IHDR", b"XXXX"))
+    with pytest.raises(ShardsmithError, match="python -m shards verify"):
+        run(configure(dataset, tmp_path / "run"))
+
+
+def test_checkpoint_of_another_model_is_refused(dataset: Path, tmp_path: Path) -> None:
+    outcome = run(configure(dataset, tmp_path, steps=1))
+    other = configure(dataset, tmp_path, model={"arguments": {"width": 3}})
+    state = build_state(other, open_source(other), tf.distribute.get_strategy())
+    with pytest.raises(ShardsmithError, match="does not fit this model"):
+        restore(state, outcome.checkpoint)
+
+
+def test_checkpoint_that_is_not_there(dataset: Path, tmp_path: Path) -> None:
+    config = configure(dataset, tmp_path)
+    with pytest.raises(ShardsmithError, match="has no checkpoint; train first"):
+        find_checkpoint(config, None)
+    with pytest.raises(UsageError, match="no checkpoint at step-7"):
+        find_checkpoint(config, "step-7")
+
+
+def test_evaluation_repeats_itself(dataset: Path, tmp_path: Path) -> None:
+    config = configure(dataset, tmp_path)
+    source, workplace = open_source(config), open_workplace(config, Cluster(), threads=None)
+    state = build_state(config, source, workplace.strategy)
+    evaluator = Evaluator(config, source, workplace, model=state.model, split="validation")
+    once, again = evaluator.evaluate(0), evaluator.evaluate(0)
+    assert once == again
+    assert [row.examples for row in once.classes] == [7, 7, 6]
+
+
+def test_summary_of_counts() -> None:
+    result = summarise(tf.constant([4.0, 6.0, 1.0, 5.0, 7.5]).numpy(), ("a", "b"), split="test", step=3)
+    assert (result.examples, result.correct, result.loss, result.accuracy) == (10, 6, 0.75, 0.6)
+    assert result.as_dict()["classes"][1] == {"label": "b", "examples": 6, "correct": 5}
+
+
+def test_schedule_stops_where_something_is_due() -> None:
+    schedule = Schedule(total=10, log=4, save=3, evaluate=0)
+    stops, step = [], 0
+    while step < schedule.total:
+        step = schedule.next_stop(step)
+        stops.append(step)
+    assert stops == [3, 4, 6, 8, 9, 10]
+    assert schedule.is_due(schedule.save, 10)
+    assert not schedule.is_due(schedule.evaluate, 10)

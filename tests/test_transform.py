@@ -1,0 +1,154 @@
+"""tf.Transform's analysis over facts: values, and the plain SavedModel that training and serving load."""
+
+import math
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from conftest import make_config, run_build
+from pictures import write_class_folders
+
+from pipelines.config import ColumnConfig
+from pipelines.facts import facts_schema
+from pipelines.runner import parse_beam_options
+from pipelines.transform import analyze_facts, read_label_frequencies
+
+COLUMNS = {
+    "plain": ColumnConfig(type="int"),
+    "z": ColumnConfig(type="int", scale="z_score"),
+    "unit": ColumnConfig(type="float", scale="min_max"),
+    "bucket": ColumnConfig(type="float", scale="buckets", buckets=4),
+    "word": ColumnConfig(type="text", scale="vocabulary"),
+    "code": ColumnConfig(type="int", scale="vocabulary"),
+    "raw_text": ColumnConfig(type="text"),
+}
+ROWS = 40
+
+
+def facts_file(path):
+    rng = np.random.default_rng(0)
+    values = {
+        "pixel": [list(map(float, row)) for row in rng.uniform(0.2, 0.6, (ROWS, 3))],
+        "label_name": [[b"cat" if n < 30 else b"dog"] for n in range(ROWS)],
+        "plain": [[n] for n in range(ROWS)],
+        "z": [[n] for n in range(ROWS)],
+        "unit": [[n / 2] for n in range(ROWS)],
+        "bucket": [[float(n)] for n in range(ROWS)],
+        "word": [[b"rare" if n == 0 else b"often" if n % 2 else b"some"] for n in range(ROWS)],
+        "code": [[7 if n % 4 else 9] for n in range(ROWS)],
+        "raw_text": [[b"t%d" % n] for n in range(ROWS)],
+    }
+    values["pixel_square"] = [[m * m + 0.01 for m in row] for row in values["pixel"]]
+    table = pa.table(values, schema=None).select(facts_schema(COLUMNS).names).cast(facts_schema(COLUMNS))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return values
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory):
+    base = tmp_path_factory.mktemp("facts")
+    values = facts_file(base / "train-00000.arrow")
+    analyze_facts(
+        [base / "train-00000.arrow"],
+        base,
+        labels=["ape", "cat", "dog"],
+        columns=COLUMNS,
+        options=parse_beam_options([], ours=()),
+    )
+    return values, base / "transform_fn"
+
+
+def apply(transform_fn, **inputs):
+    model = tf.saved_model.load(str(transform_fn))
+    (specs,), _ = model.transform_fn.structured_input_signature
+    empty = {name: tf.zeros([0, *spec.shape[1:]], spec.dtype) for name, spec in specs.items()}
+    return model.transform_fn(empty | {name: tf.constant(value, specs[name].dtype) for name, value in inputs.items()})
+
+
+def test_labels_get_the_plans_ids_and_unknown_ones_minus_one(analysed):
+    outputs = apply(analysed[1], label_name=["dog", "ape", "cat", "gnu"])
+    assert outputs["label"].numpy().tolist() == [2, 0, 1, -1]
+
+
+def test_label_frequencies(analysed):
+    assert read_label_frequencies(analysed[1]) == {"cat": 30, "dog": 10}
+
+
+def test_pixels_are_normalised_by_the_moments_of_all_images(analysed):
+    values, transform_fn = analysed
+    mean = np.mean(values["pixel"], axis=0)
+    std = np.sqrt(np.mean(values["pixel_square"], axis=0) - mean**2)
+    pixels = np.random.default_rng(1).uniform(0, 1, (500, 3)).astype(np.float32)
+    outputs = apply(transform_fn, pixel=pixels)
+    np.testing.assert_allclose(outputs["pixel"], (pixels - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+def test_columns_are_scaled_as_configured(analysed):
+    outputs = apply(
+        analysed[1],
+        plain=[5],
+        z=[0, 39],
+        unit=[0.0, 19.5, 9.75],
+        bucket=[0.0, 12.0, 25.0, 39.0],
+        word=["often", "some", "rare", "new"],
+        code=[7, 9],
+        raw_text=["as it is"],
+    )
+    assert outputs["plain"].numpy().tolist() == [5]
+    spread = math.sqrt((ROWS**2 - 1) / 12)
+    np.testing.assert_allclose(outputs["z"], [-19.5 / spread, 19.5 / spread], rtol=1e-5)
+    np.testing.assert_allclose(outputs["unit"], [0, 1, 0.5], rtol=1e-6)
+    assert outputs["bucket"].numpy().tolist() == [0, 1, 2, 3]
+    assert outputs["word"].numpy().tolist() == [0, 1, 2, 3]  # by frequency, then the unknown
+    assert outputs["code"].numpy().tolist() == [0, 1]
+    assert outputs["raw_text"].numpy().tolist() == [b"as it is"]
+
+
+def test_the_graph_loads_without_tensorflow_transform(analysed):
+    code = f"""
+        import sys
+        sys.modules["tensorflow_transform"] = sys.modules["apache_beam"] = sys.modules["tfx_bsl"] = None
+        import tensorflow as tf
+        model = tf.saved_model.load({str(analysed[1])!r})
+        (specs,), _ = model.transform_fn.structured_input_signature
+        inputs = {{name: tf.zeros([0, *spec.shape[1:]], spec.dtype) for name, spec in specs.items()}}
+        print("label", model.transform_fn(inputs | {{"label_name": tf.constant(["dog"])}})["label"].numpy()[0])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "label 2", done.stderr
+
+
+def test_the_analysed_splits_define_the_normalisation(tmp_path):
+    source = write_class_folders(tmp_path / "raw", images=15)
+    outputs = {}
+    for names in ((), ("train",), ("test",), ("train", "test")):
+        config = make_config(
+            source,
+            tmp_path / "-".join(("out", *names)),
+            splits={"fractions": {"train": 0.5, "test": 0.5}},
+            transform={"analyze": list(names)},
+        )
+        run_build(config)
+        outputs[names] = apply(f"{config.output}/transform_fn", pixel=[[0.5, 0.5, 0.5]])["pixel"].numpy().tolist()
+    assert outputs[()] == outputs[("train",)]
+    assert outputs[("train",)] != outputs[("test",)] != outputs[("train", "test")]
+
+
+@pytest.mark.parametrize("buckets", [2, 8])
+def test_the_number_of_buckets_is_obeyed(buckets, tmp_path):
+    facts_file(tmp_path / "facts.arrow")
+    columns = COLUMNS | {"bucket": ColumnConfig(type="float", scale="buckets", buckets=buckets)}
+    analyze_facts(
+        [tmp_path / "facts.arrow"],
+        tmp_path,
+        labels=["cat", "dog"],
+        columns=columns,
+        options=parse_beam_options([], ours=()),
+    )
+    outputs = apply(tmp_path / "transform_fn", bucket=[float(n) for n in range(ROWS)])
+    assert set(outputs["bucket"].numpy().tolist()) == set(range(buckets))
