@@ -1,6 +1,11 @@
-"""One distribution, three packages: `shards` needs the base install, `pipelines` and `trainer` the extra of their name."""
+"""One distribution, three packages: `shards` is the base install, `pipelines` and `trainer` are extras."""
+
+import re
+from pathlib import Path
 
 from setuptools import find_packages, setup
+
+VERSION = re.search(r'__version__ = "(.+)"', Path("shards/__init__.py").read_text()).group(1)
 
 # Pin what makes bytes.  The same input must give the same shards on every machine, and another release of a decoder, a
 # resizer or an encoder may round one pixel differently.  Moving a pin changes datasets: say so in CHANGELOG.md.
@@ -35,7 +40,7 @@ DEV = [
 
 setup(
     name="shardsmith",
-    version="0.1.0",
+    version=VERSION,
     description="Raw images to verified TFRecord shards with Apache Beam, and distributed TensorFlow training on them",
     license="Apache-2.0",
     license_files=["LICENSE"],

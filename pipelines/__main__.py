@@ -1,4 +1,4 @@
-"""Command line of the build: argv becomes one checked config and Beam's options; the rest of the code sees neither flags nor YAML."""
+"""Command line of the build: argv becomes one checked config and Beam's options; nothing else sees flags or YAML."""
 
 import argparse
 import logging

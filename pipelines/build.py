@@ -66,7 +66,7 @@ def check_not_empty(plan: Plan, config: BuildConfig) -> None:
 
 
 def _analysis_options(options: PipelineOptions) -> PipelineOptions:
-    """Locally the analysis is small and runs in this process: TensorFlow in every worker would cost more than it saves."""
+    """Locally the analysis runs in this process: TensorFlow in every worker would cost more than it saves."""
     if is_local(options):
         options = PipelineOptions.from_dictionary(options.get_all_options(drop_default=True))
         options.view_as(DirectOptions).direct_running_mode = "in_memory"

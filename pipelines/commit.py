@@ -17,13 +17,14 @@ from pipelines.plan import Plan
 from pipelines.report import read_rejects, render_report
 from pipelines.schema import feature_list, schema_text, tfds_files
 from pipelines.values import Receipt
+from shards import __version__
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
-from shards.quiet import captured_stderr
 from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SplitEntry
+from shards.quiet import captured_stderr
 
 # The packages whose versions can change the bytes of a shard.
-BYTE_MAKERS = ("shardsmith", "simplejpeg", "opencv-python-headless", "pillow")
+BYTE_MAKERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 
 def commit(plan: Plan, config: BuildConfig, *, options: PipelineOptions) -> Manifest:
@@ -167,7 +168,8 @@ def _describe(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, rec
 
 def make_manifest(plan: Plan, splits: tuple[SplitEntry, ...], config: BuildConfig, counts: Counts) -> Manifest:
     """The manifest, still without the list of other files."""
-    settings, made_by = config.byte_shaping(), {name: version(name) for name in BYTE_MAKERS}
+    settings = config.byte_shaping()
+    made_by = {"shardsmith": __version__} | {name: version(name) for name in BYTE_MAKERS}
     canonical = json.dumps([settings, made_by], sort_keys=True).encode()
     return Manifest(
         format_version=FORMAT_VERSION,

@@ -1,4 +1,4 @@
-"""Everything that a build can be told, as one frozen object; the rest of the code never sees flags, YAML or the environment."""
+"""Everything that a build can be told, as one frozen object; nothing else sees flags, YAML or the environment."""
 
 from typing import Annotated, Any, Literal
 
@@ -131,7 +131,7 @@ class ShardsConfig(Settings):
 
 
 class TransformConfig(Settings):
-    """What tf.Transform looks at: the splits that define normalisation and vocabularies; by default train, or else all."""
+    """The splits from which tf.Transform learns normalisation and vocabularies; by default train, or else all."""
 
     analyze: tuple[str, ...] = ()
 

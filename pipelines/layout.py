@@ -67,7 +67,7 @@ class BuildFolder:
         return self.work / "progress" / shard.slug
 
     def prepare(self, *, overwrite: bool) -> None:
-        """Makes an empty output directory; refuses to touch anything but an unfinished build, unless told to overwrite."""
+        """Makes an empty output directory; only an unfinished build is cleared without being told to overwrite."""
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"output {self.root} is a file; choose a directory")
         occupied = self.root.is_dir() and any(self.root.iterdir())

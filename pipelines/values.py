@@ -39,8 +39,8 @@ class ImageRefCoder(beam.coders.Coder):
 
     def decode(self, encoded: bytes) -> ImageRef:
         """The ref again."""
-        *fields, fault = pickle.loads(encoded)
-        return ImageRef(*fields, fault and Fault(*fault))
+        ref = ImageRef(*pickle.loads(encoded))
+        return ref._replace(fault=Fault(*ref.fault)) if ref.fault else ref
 
     def is_deterministic(self) -> bool:
         """Refs are never keys."""

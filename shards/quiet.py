@@ -9,7 +9,7 @@ from typing import TextIO
 
 @contextmanager
 def captured_stderr(path: str | Path) -> Iterator[TextIO]:
-    """Sends all that is written to stderr's file descriptor to a file; yields the real stderr for what a person should see.
+    """Sends what is written to stderr's descriptor to a file; yields the real stderr for what a person should see.
 
     The descriptor, not `sys.stderr`: image libraries, TensorFlow and worker processes write to it directly, and no log
     level reaches them.

@@ -164,11 +164,11 @@ def test_accounting_in_the_manifest(built):
     "name", ["schema.pbtxt", "dataset_info.json", "features.json", "label.labels.txt", "train/train-00000.idx"]
 )
 def test_the_contract_on_disk(built, name):
-    """Golden files: readers elsewhere depend on these bytes. To accept a change, copy the new file and say so in CHANGELOG."""
+    """Golden files: readers elsewhere depend on them. A change here belongs in the CHANGELOG."""
     assert (built.root / name).read_text() == (GOLDEN / "animals" / name).read_text()
 
 
 def test_the_bytes_of_the_shards(built):
-    """The promise 'same input, same bytes' across machines and releases; a change here is a new format of every dataset."""
+    """The promise 'same input, same bytes', across machines and releases."""
     golden = json.loads((GOLDEN / "animals" / "shards.json").read_text())
     assert {shard.path: shard.sha256 for split in built.manifest.splits for shard in split.shards} == golden

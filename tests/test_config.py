@@ -1,4 +1,4 @@
-"""Every field of the build config changes the result: a setting that does nothing is a defect (TFDS ignores its shard limits)."""
+"""Every field of the build config changes the result: a setting that does nothing is a defect."""
 
 import json
 from pathlib import Path

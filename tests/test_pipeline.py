@@ -10,8 +10,8 @@ from apache_beam.runners.portability.fn_api_runner import execution
 from apache_beam.testing.test_pipeline import TestPipeline as BeamTestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 from conftest import make_config
-from PIL import Image
 from pictures import encoded, picture, write_class_folders
+from PIL import Image
 
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.pipeline import ListImages, PlanShards, WriteShards, key_by_shard
@@ -139,7 +139,7 @@ def build_bytes(raw: Path, base: Path, *arguments: str) -> dict[str, str]:
     BuildFolder(base / "out").prepare(overwrite=False)
     run_build(config, options=parse_beam_options(arguments, ours=()))
     paths = [p for p in (base / "out").rglob("*") if p.is_file() and ".build" not in p.parts]
-    receipts = [p for p in (base / "out" / ".build").rglob("*.json")]
+    receipts = list((base / "out" / ".build").rglob("*.json"))
     return {str(path.relative_to(base / "out")): hash_file(path) for path in [*paths, *receipts]}
 
 

@@ -13,6 +13,7 @@ from shards.errors import UsageError
 from shards.verify import verify
 
 ROOT = Path(__file__).parent.parent
+GOOD = ("build", "--source", "tests", "--output", "o")
 
 
 def run(*arguments: str, module: str = "pipelines") -> subprocess.CompletedProcess[str]:
@@ -74,10 +75,10 @@ def test_plan_prints_and_writes_nothing(tmp_path):
         (["build"], "error: the command line: source: Field required; output: Field required"),
         (["build", "no.yaml"], "error: cannot read config no.yaml: No such file or directory"),
         (["build", "--source", "nowhere", "--output", "o"], "error: source.path nowhere does not exist"),
-        (["build", "--source", "tests", "--output", "o", "--ouput", "x"], "error: unknown option '--ouput'; did you mean --output?"),
-        (["build", "--source", "x", "--output", "o", "--resize", "huge"], "error: the command line: image.resize: Input should be"),
-        (["build", "--source", "x", "--output", "o", "--set", "shard.count=3"], "error: the command line: unknown key 'shard'; did you mean 'shards'?"),
-        (["build", "--source", "x", "--output", "o", "--set", "oops"], "error: --set needs key=value, got 'oops'"),
+        ([*GOOD, "--ouput", "x"], "error: unknown option '--ouput'; did you mean --output?"),
+        ([*GOOD, "--resize", "huge"], "error: the command line: image.resize: Input should be 'none', 'exact'"),
+        ([*GOOD, "--set", "shard.count=3"], "error: the command line: unknown key 'shard'; did you mean 'shards'?"),
+        ([*GOOD, "--set", "oops"], "error: --set needs key=value, got 'oops'"),
     ],
 )  # fmt: skip
 def test_mistakes_exit_2_with_one_line(arguments, message):
@@ -100,7 +101,8 @@ def test_the_flags_override_the_config(tmp_path):
 
 
 def test_help_is_complete_and_needs_no_beam():
-    code = "import sys; sys.modules['apache_beam'] = None; sys.argv = ['x', 'build', '--help']; import runpy; runpy.run_module('pipelines', run_name='__main__')"
+    code = "import runpy, sys; sys.modules['apache_beam'] = None; sys.argv = ['x', 'build', '--help']; "
+    code += "runpy.run_module('pipelines', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     for word in ("--source", "--output", "--resize", "--set", "--overwrite", "CONFIG", "--runner", "Exit codes"):

@@ -77,7 +77,7 @@ def test_cuts_are_ordered_and_none_is_empty(weights, count):
     starts = cut_evenly(prefixes, weights, count=count)
     assert len(starts) == min(count, len(weights))
     assert starts[0] == 0
-    assert all(a < b for a, b in zip(starts, starts[1:], strict=False))
+    assert list(starts) == sorted(set(starts))
     assert min(range_weights(prefixes, weights, starts)) > 0
     assert sum(range_weights(prefixes, weights, starts)) == sum(weights)
 

@@ -81,14 +81,12 @@ def test_system_failures_are_explained():
     config = make_config("raw", "out")
     with pytest.raises(
         ShardsmithError, match="the build stopped: .*No space left on device.*; output out is incomplete"
-    ):
-        with explain_failures(config):
-            raise OSError(28, "No space left on device")
+    ), explain_failures(config):
+        raise OSError(28, "No space left on device")
     with pytest.raises(
         ShardsmithError, match="the build stopped: No space left on device: 'x'; output out is incomplete"
-    ):
-        with explain_failures(config):
-            raise RuntimeError("Traceback ...\nOSError: [Errno 28] No space left on device: 'x' [while running 'a']")
+    ), explain_failures(config):
+        raise RuntimeError("Traceback ...\nOSError: [Errno 28] No space left on device: 'x' [while running 'a']")
     with pytest.raises(ZeroDivisionError), explain_failures(config):
         raise ZeroDivisionError
 

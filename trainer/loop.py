@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,13 @@ def train(config: TrainConfig, source: Source, workplace: Workplace) -> Outcome:
     if workplace.cluster.is_chief:
         write_run(config, run)
     state = build_state(config, source, workplace.strategy)
-    checkpoints = Checkpoints(state, config, workplace.cluster)
+    with closing(Checkpoints(state, config, workplace.cluster)) as checkpoints:
+        return _train_from_checkpoint(config, source, workplace, state=state, checkpoints=checkpoints)
+
+
+def _train_from_checkpoint(
+    config: TrainConfig, source: Source, workplace: Workplace, *, state: State, checkpoints: Checkpoints
+) -> Outcome:
     first = checkpoints.restore_latest()
     _check_same_start(workplace, first, config.output)
     schedule = make_schedule(config, source.split(config.splits.train).records)
@@ -219,9 +226,7 @@ def _guarded(inner: InnerLoop, steps: int, source: Source) -> Tensor:
 
 def _check_same_start(workplace: Workplace, step: int, output: str) -> None:
     """Refuses to train when workers found different checkpoints: they do not share the output directory."""
-    strategy = workplace.strategy
-    total = strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.constant(step, tf.int64)), axis=None)
-    if int(total) != step * strategy.num_replicas_in_sync:
+    if workplace.sum_over_replicas(step) != step * workplace.strategy.num_replicas_in_sync:
         raise ShardsmithError(
             f"worker {workplace.cluster.index} found a checkpoint of step {step} in {output}, others another one; "
             "all workers must see the same output directory"

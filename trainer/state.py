@@ -82,6 +82,11 @@ class Checkpoints:
                 "free space or permit writing, then give the same command to resume"
             ) from error
 
+    def close(self) -> None:
+        """Removes what only this worker saved."""
+        if self._scratch:
+            self._scratch.cleanup()
+
     def restore_latest(self) -> int:
         """Restores the newest save and returns its step; 0 when there is none."""
         latest = latest_checkpoint(self.directory.parent)

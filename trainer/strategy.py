@@ -42,6 +42,15 @@ class Workplace:
 
         return iter(self.strategy.distribute_datasets_from_function(for_worker))
 
+    def wait_for_all(self) -> None:
+        """Returns when every worker has come here; a chief that leaves earlier takes the others down with it."""
+        self.sum_over_replicas(0)
+
+    def sum_over_replicas(self, value: int) -> int:
+        """The sum of the workers' values, each counted once per replica."""
+        values = self.strategy.run(lambda: tf.constant(value, tf.int64))
+        return int(self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None))
+
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
