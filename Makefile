@@ -52,8 +52,21 @@ $(STAMP): requirements/dev.txt setup.py
 	@touch $@
 	@echo "ready. Next: make demo (builds a dataset and trains on it), make test, or: source $(VENV)/bin/activate"
 
-demo: env  ## build a small dataset, verify it, train on it; everything under out/demo
-	$(RUN) -m pipelines.demo $(ARGS)
+demo: env  ## raw images -> shards -> verify -> train on two workers -> evaluate -> export -> predict; all under out/demo
+	rm -rf out/demo
+	$(RUN) -m pipelines.demo out/demo/raw
+	$(RUN) -m pipelines build configs/demo.yaml
+	$(RUN) -m shards verify out/demo/dataset
+	$(RUN) -m trainer train configs/train_demo.yaml --local-workers 2
+	$(RUN) -m trainer evaluate configs/train_demo.yaml
+	$(RUN) -m trainer export configs/train_demo.yaml
+	$(RUN) -m trainer predict out/demo/raw/7/digit_0007.png --model out/demo/run/export
+	@echo
+	@echo "raw images         out/demo/raw"
+	@echo "dataset            out/demo/dataset   (open report.html in a browser)"
+	@echo "checkpoints, logs  out/demo/run"
+	@echo "exported model     out/demo/run/export"
+	@echo "next: your own images, see README.md: python -m pipelines build --source DIR --output OUT --resize center_crop:256"
 
 test: env  ## run the tests; one of them: make test ARGS='-n 0 -k name'
 	$(RUN) -m pytest $(ARGS)

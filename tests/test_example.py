@@ -70,9 +70,10 @@ def test_bytes_of_each_kind() -> None:
 @thorough
 @given(examples)
 def test_tensorflow_reads_what_we_encode(content: dict[str, Values]) -> None:
-    message = tf.train.Example.FromString(encode_example(content))
+    data = encode_example(content)
+    message = tf.train.Example.FromString(data)
     assert as_dict(message) == content
-    assert not message.UnknownFields() if hasattr(message, "UnknownFields") else True
+    assert len(message.SerializeToString()) == len(data)  # nothing in it that TensorFlow does not know
 
 
 @thorough
@@ -155,8 +156,8 @@ BROKEN = {
     "name that is not UTF-8": (bytes.fromhex("0a05 0a03 0a01ff"), "'utf-8' codec can't decode byte 0xff"),
     "three bytes of a float": (bytes.fromhex("0a0e 0a0c 0a0166 1207 1205 0a03 000000"), "unpack requires a buffer"),
     "number that runs out of its list": (
-        bytes.fromhex("0a11 0a0f 0a016e 120a 1a08 0a0180 1003 1003") + b"\x10",
-        "longer than|out of range",
+        bytes.fromhex("0a0e 0a0c 0a016e 1207 1a05 0a0180 1003"),
+        "a number is longer than its list",
     ),
     "feature in two pieces": (bytes.fromhex("0a0f 0a0d 0a016e 1202 1a00 1204 1a02 0801"), "feature 'n' is in several"),
     "list in two pieces": (bytes.fromhex("0a0d 0a0b 0a016e 1206 1a00 1a02 0801"), "feature 'n' is in several pieces"),
@@ -173,23 +174,18 @@ def agree_or_refuse(data: bytes) -> None:
     """We may refuse what TensorFlow accepts, but what we accept TensorFlow accepts too, and reads the same."""
     try:
         ours = decode_example(data)
-    except ValueError as error:
-        assert str(error).startswith("not a tf.train.Example: ")
+    except ValueError:
         return
     theirs = parse(data)
-    # repr: a NaN is not equal to itself.
-    assert repr(sorted(ours.items())) == repr(sorted((theirs or {"refused": []}).items()))
+    assert theirs is not None
+    assert repr(sorted(ours.items())) == repr(sorted(theirs.items()))  # repr, because a NaN is not equal to itself
 
 
 @thorough
 @given(st.binary(max_size=60))
 @example(b"")
-@example(b"\x0a\x00")
 def test_random_bytes_never_surprise(data: bytes) -> None:
-    if data:
-        agree_or_refuse(data)
-    else:
-        assert decode_example(data) == {}
+    agree_or_refuse(data)
 
 
 @thorough
@@ -212,19 +208,19 @@ def test_spliced_examples_never_surprise(
 
 
 def test_garbage_costs_neither_time_nor_memory() -> None:
-    # A megabyte of the bytes that open, nest or prolong most.
+    # The bytes that open, nest or prolong most, many times over.
     pieces = [b"\x0a", b"\xff", b"\x80", b"\x0a\x00", b"\x0a\x02\x0a\x00", b"\x08\x01", b"\x0a\xff\xff\xff\xff\x07"]
     tracemalloc.start()
     begin = time.monotonic()
     for piece in pieces:
         try:
-            decode_example(piece * (1_000_000 // len(piece)))
+            decode_example(piece * (100_000 // len(piece)))
         except ValueError:
             continue
     seconds, (_, peak) = time.monotonic() - begin, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert seconds < 30
-    assert peak < 200_000_000
+    assert seconds < 20  # under tracemalloc and on a busy machine; it takes half a second
+    assert peak < 40_000_000
 
 
 def test_a_dataset_record_is_read_by_tensorflows_parser() -> None:
