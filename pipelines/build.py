@@ -1,6 +1,5 @@
 """The two commands as functions: a build from checks to summary, and its dry run."""
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from rich.console import Console
 from rich.table import Table
 
+from pipelines.analyst import start_analyst
 from pipelines.commit import commit
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
@@ -27,11 +27,13 @@ def build(config: BuildConfig, *, options: PipelineOptions, overwrite: bool, sta
     check_output(config)
     folder = BuildFolder(Path(config.output))
     folder.prepare(overwrite=overwrite)
-    with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
-        plan = run_build(config, options=options)
-    check_not_empty(plan, config)
-    _say("analysing labels, pixels and columns with tf.Transform")
-    manifest = commit(plan, config, options=_analysis_options(options))
+    # All that the two blocks start writes to the log, not to the terminal.
+    with captured_stderr(folder.worker_log) as terminal, start_analyst() as analyst:
+        with show_progress(folder, terminal):
+            plan = run_build(config, options=options)
+        check_not_empty(plan, config)
+        print("analysing labels, pixels and columns with tf.Transform", file=terminal)
+        manifest = commit(plan, config, analyst=analyst, options=_analysis_options(options))
     print_summary(manifest, config, seconds=time.monotonic() - started)
     return manifest
 
@@ -72,10 +74,6 @@ def _analysis_options(options: PipelineOptions) -> PipelineOptions:
         options.view_as(DirectOptions).direct_running_mode = "in_memory"
         options.view_as(DirectOptions).direct_num_workers = 1
     return options
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def print_plan(plan: Plan) -> None:

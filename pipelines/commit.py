@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from pipelines.analyst import Analyst
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan
@@ -21,13 +21,12 @@ from shards import __version__
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
 from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SplitEntry
-from shards.quiet import captured_stderr
 
 # The packages whose versions can change the bytes of a shard.
 BYTE_MAKERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 
-def commit(plan: Plan, config: BuildConfig, *, options: PipelineOptions) -> Manifest:
+def commit(plan: Plan, config: BuildConfig, *, analyst: Analyst, options: PipelineOptions) -> Manifest:
     """Checks that everything is accounted for, then completes the dataset; the manifest appears last."""
     folder = BuildFolder(Path(config.output))
     receipts = [load_receipt(folder.receipt(shard)) for shard in plan.shards if folder.receipt(shard).exists()]
@@ -35,7 +34,7 @@ def commit(plan: Plan, config: BuildConfig, *, options: PipelineOptions) -> Mani
     check_accounting(plan, receipts, counts)
     check_budget(counts, config, folder)
     splits = describe_splits(plan, receipts)
-    _analyze(plan, splits, config, options=options)
+    _analyze(plan, splits, config, analyst=analyst, options=options)
     _describe(plan, splits, config, receipts)
     manifest = make_manifest(plan, splits, config, counts)
     write_atomically(folder.root / "report.html", render_report(manifest, folder.root).encode())
@@ -125,28 +124,24 @@ def _shard_entry(receipt: Receipt) -> ShardEntry:
     )
 
 
-def _analyze(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, *, options: PipelineOptions) -> None:
+def _analyze(
+    plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, *, analyst: Analyst, options: PipelineOptions
+) -> None:
     """Runs tf.Transform over the analysed splits and keeps its SavedModel."""
-    # Imported here: TensorFlow takes seconds and half a gigabyte, and only this step of a build needs it.
-    with captured_stderr(os.devnull):
-        from pipelines.transform import analyze_facts, read_label_frequencies
-
     folder = BuildFolder(Path(config.output))
     chosen = analyzed_splits(splits, config)
-    shards = [shard for shard in plan.shards if shard.split in chosen]
-    analyze_facts(
-        [folder.facts(shard) for shard in shards],
+    counted = analyst.analyze(
+        [folder.facts(shard) for shard in plan.shards if shard.split in chosen],
         folder.work,
         labels=plan.labels,
         columns=config.source.columns,
-        options=options,
+        options=options.get_all_options(drop_default=True),
     )
-    expected: Counter[str] = Counter()
+    written: Counter[str] = Counter()
     for split in splits:
-        expected.update(split.labels if split.name in chosen else {})
-    found = read_label_frequencies(folder.work / "transform_fn")
-    if found != dict(expected):
-        raise ShardsmithError(f"tf.Transform counted other labels than were written: {found} against {dict(expected)}")
+        written.update(split.labels if split.name in chosen else {})
+    if counted != dict(written):
+        raise ShardsmithError(f"tf.Transform counted other labels than were written: {counted} against {dict(written)}")
     (folder.work / "transform_fn").rename(folder.root / "transform_fn")
 
 

@@ -17,7 +17,8 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; } .quiet { color: #667085; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #e4e7ec; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-td.path { overflow-wrap: anywhere; } td:has(.bar) { width: 35%; } .bar { background: #528bff; height: .7rem; border-radius: .2rem; min-width: 1px; }
+td.path { overflow-wrap: anywhere; }
+td:has(.bar) { width: 35%; } .bar { background: #528bff; height: .7rem; border-radius: .2rem; min-width: 1px; }
 .samples { display: flex; flex-wrap: wrap; gap: .6rem; } figure { margin: 0; width: 6.5rem; }
 figure img { width: 100%; height: 6.5rem; object-fit: contain; background: #f2f4f7; image-rendering: auto; }
 figcaption { font-size: 12px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }

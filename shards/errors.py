@@ -1,5 +1,6 @@
 """The two kinds of failure that a person using the command line can cause, and how a command ends with them."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -21,12 +22,14 @@ class UsageError(ShardsmithError):
 def run(command: Callable[[], int]) -> int:
     """Runs a command and turns a user's mistake into one line on stderr and an exit code; bugs keep their traceback."""
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()  # now, while it can be handled that nobody listens
+        return code
     except ShardsmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # `... | head` closed our output: nobody is listening any more.
-        sys.stderr.close()
+    except BrokenPipeError:  # `... | head` has closed our output; what is left would fail again when Python exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)

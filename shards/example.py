@@ -63,8 +63,8 @@ def _varint(value: int) -> bytes:
 def decode_example(data: bytes) -> dict[str, Values]:
     """Parses a serialised Example; raises ValueError if the bytes are not one, or one that no writer makes.
 
-    What is accepted means the same to TensorFlow. Refused beside garbage: groups, which protobuf abandoned, and a
-    feature in several pieces, which it would merge.
+    What is accepted means the same to TensorFlow. Refused beside garbage: groups, which protobuf abandoned, and
+    features in several pieces or with strange ones, which it would merge or drop.
     """
     example: dict[str, Values] = {}
     try:
@@ -78,17 +78,17 @@ def decode_example(data: bytes) -> dict[str, Values]:
 
 
 def _read_entry(data: bytes, start: int, end: int) -> tuple[str, Values]:
-    name, features = "", []
-    for tag, first, last in _fields(data, start, end):
-        if tag == _FIRST:
-            name = data[first:last].decode()
-        elif tag == _SECOND:
-            features += [
-                field for field in _fields(data, first, last) if field[0] in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST)
-            ]
-    if len(features) > 1:
-        raise ValueError(f"feature {name!r} is in several pieces")
-    return name, _values(data, *features[0]) if features else []
+    fields = _fields(data, start, end)
+    parts = {tag: (first, last) for tag, first, last in fields}
+    if len(parts) != len(fields) or not parts.keys() <= {_FIRST, _SECOND}:
+        raise ValueError("an entry is not a name and a feature")
+    first, last = parts.get(_FIRST, (0, 0))
+    name = data[first:last].decode()
+    kinds = _BYTES_LIST, _FLOAT_LIST, _INT64_LIST
+    lists = [field for field in _fields(data, *parts.get(_SECOND, (0, 0))) if field[0] in kinds]
+    if len(lists) > 1:
+        raise ValueError(f"feature {name!r} has several lists")
+    return name, _values(data, *lists[0]) if lists else []
 
 
 def _values(data: bytes, kind: int, start: int, end: int) -> Values:
@@ -126,23 +126,24 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
             tag, position = _read_varint(data, position - 1, longest=5)
         if not 1 << 3 <= tag < 1 << 32:
             raise ValueError(f"no field can have number {tag >> 3}")
-        start, position = _extent(data, position, tag & 7)
+        if tag & 7 == _DELIMITED:
+            length, start = data[position], position + 1
+            if length >= 0x80:
+                length, start = _read_varint(data, position, longest=5)
+            position = start + length
+        else:
+            start, position = position, _scalar_end(data, position, tag & 7)
         if position > end:
             raise ValueError("a field is longer than its message")
         fields.append((tag, start, position))
     return fields
 
 
-def _extent(data: bytes, position: int, wire: int) -> tuple[int, int]:
-    if wire == _DELIMITED:
-        length, position = data[position], position + 1
-        if length >= 0x80:
-            length, position = _read_varint(data, position - 1, longest=5)
-        return position, position + length
+def _scalar_end(data: bytes, position: int, wire: int) -> int:
     if wire == _VARINT:
-        return position, _read_varint(data, position, longest=10)[1]
+        return _read_varint(data, position, longest=10)[1]
     if wire in (_FIXED32, _FIXED64):
-        return position, position + (4 if wire == _FIXED32 else 8)
+        return position + (4 if wire == _FIXED32 else 8)
     raise ValueError(f"unknown wire type {wire}")
 
 

@@ -142,7 +142,7 @@ def parse_manifest(text: str, *, place: str) -> Manifest:
     if values.pop(_CHECKSUM, None) != _digest(values):
         raise _damaged(place, "its content does not match its own sha256")
     try:
-        return Manifest.model_validate_json(_canonical(values), strict=True)
+        return Manifest.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         raise _damaged(place, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error

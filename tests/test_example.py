@@ -159,8 +159,9 @@ BROKEN = {
         bytes.fromhex("0a0e 0a0c 0a016e 1207 1a05 0a0180 1003"),
         "a number is longer than its list",
     ),
-    "feature in two pieces": (bytes.fromhex("0a0f 0a0d 0a016e 1202 1a00 1204 1a02 0801"), "feature 'n' is in several"),
-    "list in two pieces": (bytes.fromhex("0a0d 0a0b 0a016e 1206 1a00 1a02 0801"), "feature 'n' is in several pieces"),
+    "two lists": (bytes.fromhex("0a0d 0a0b 0a016e 1206 1a00 1a02 0801"), "feature 'n' has several lists"),
+    "two features": (bytes.fromhex("0a0d 0a0b 0a016e 1202 1a00 1202 1a00"), "an entry is not a name and a feature"),
+    "more than a feature": (bytes.fromhex("0a09 0a07 0a016e 1200 1801"), "an entry is not a name and a feature"),
 }
 
 

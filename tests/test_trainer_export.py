@@ -55,7 +55,7 @@ def test_serving_agrees_with_evaluation(trained: TrainConfig, exported: Path, tm
     source, workplace = open_source(trained), open_workplace(trained, Cluster(), threads=None)
     state = build_state(trained, source, workplace.strategy)
     restore(state, str(Path(trained.output) / "checkpoints/step-3"))
-    result = Evaluator(trained, source, workplace, model=state.model, split="validation").evaluate(3)
+    result = Evaluator(trained, source, workplace, state=state, split="validation").evaluate(3)
     answers = load_served(str(exported))(image_bytes=tf.constant([data for data, _ in PICTURES[24:]]))
     right = [answers["label"].numpy()[n].decode() == "abc"[label] for n, (_, label) in enumerate(PICTURES[24:])]
     assert sum(right) == result.correct

@@ -160,7 +160,7 @@ def test_evaluation_repeats_itself(dataset: Path, tmp_path: Path) -> None:
     config = configure(dataset, tmp_path)
     source, workplace = open_source(config), open_workplace(config, Cluster(), threads=None)
     state = build_state(config, source, workplace.strategy)
-    evaluator = Evaluator(config, source, workplace, model=state.model, split="validation")
+    evaluator = Evaluator(config, source, workplace, state=state, split="validation")
     once, again = evaluator.evaluate(0), evaluator.evaluate(0)
     assert once == again
     assert [row.examples for row in once.classes] == [7, 7, 6]

@@ -233,7 +233,7 @@ def _tell_predictions(predictions: "Sequence[Prediction]") -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process at once: TensorFlow's own way out of a cluster sleeps for several seconds."""
+    """Ends the process at once: taking down a cluster and input pipelines that live on sleeps for several seconds."""
     with contextlib.suppress(OSError, ValueError):  # nobody may be listening any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,9 +10,8 @@ import tensorflow as tf
 from trainer.config import TrainConfig
 from trainer.dataset import evaluation_dataset, evaluation_steps
 from trainer.source import Source
-from trainer.state import build_state, find_checkpoint, restore
-from trainer.strategy import Workplace, release_iterators
-from trainer.transform import Transform
+from trainer.state import State, build_state, find_checkpoint, restore
+from trainer.strategy import Workplace
 
 Tensor = Any
 
@@ -50,12 +49,11 @@ class Evaluation:
 class Evaluator:
     """Evaluates a model on one split as often as asked, over one long-lived iterator."""
 
-    def __init__(self, config: TrainConfig, source: Source, workplace: Workplace, *, model: Any, split: str) -> None:
+    def __init__(self, config: TrainConfig, source: Source, workplace: Workplace, *, state: State, split: str) -> None:
         """Prepares the input; reading starts with the first `evaluate`."""
-        self._strategy, self._model, self._split = workplace.strategy, model, split
+        self._strategy, self._state, self._split = workplace.strategy, state, split
         self._labels = source.labels
         self._steps = evaluation_steps(config, source.split(split))
-        self._transform = Transform(source.transform_directory)
         self._iterator = workplace.distribute(
             lambda share: evaluation_dataset(config, source, share, split=split), global_batch=config.global_batch
         )
@@ -74,9 +72,10 @@ class Evaluator:
             sums += self._strategy.reduce(tf.distribute.ReduceOp.SUM, counted, axis=None)
         return sums
 
+    @tf.autograph.experimental.do_not_convert  # nothing to convert, and rewriting the network's code takes long
     def _count(self, batch: dict[str, Tensor]) -> Tensor:
         """[examples per class, right answers per class, summed loss]; float64 holds counts exactly up to 2**53."""
-        logits = self._model(self._transform(batch["image"]), training=False)
+        logits = self._state.logits(batch["image"], training=False)
         loss = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
         weight = tf.cast(batch["weight"], tf.float64)
         right = tf.cast(tf.equal(tf.argmax(logits, axis=1), batch["label"]), tf.float64)
@@ -93,11 +92,8 @@ def evaluate_checkpoint(
     found = find_checkpoint(config, checkpoint)
     state = build_state(config, source, workplace.strategy)
     restore(state, found)
-    evaluator = Evaluator(config, source, workplace, model=state.model, split=split)
-    result = evaluator.evaluate(int(state.step.numpy()))
-    del evaluator
-    release_iterators()
-    return found, result
+    evaluator = Evaluator(config, source, workplace, state=state, split=split)
+    return found, evaluator.evaluate(int(state.step.numpy()))
 
 
 def summarise(sums: npt.NDArray[np.float64], labels: tuple[str, ...], *, split: str, step: int) -> Evaluation:

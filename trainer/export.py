@@ -11,8 +11,7 @@ from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
 from trainer.images import prepare
 from trainer.source import Geometry, Source
-from trainer.state import build_state, find_checkpoint, restore
-from trainer.transform import Transform
+from trainer.state import State, build_state, find_checkpoint, restore
 
 EXPORT = "export"
 LABELS = "labels.txt"
@@ -22,10 +21,10 @@ Tensor = Any
 class ServedModel(tf.Module):
     """Encoded pictures in, classes and probabilities out."""
 
-    def __init__(self, model: Any, transform: Transform, *, geometry: Geometry, labels_file: Path) -> None:
+    def __init__(self, state: State, *, geometry: Geometry, labels_file: Path) -> None:
         """Everything that the graph needs is an attribute, so that it is saved with it."""
         super().__init__(name="served_model")
-        self.model, self.transform = model, transform
+        self.model, self.transform = state.model, state.transform
         self.labels_file = tf.saved_model.Asset(str(labels_file))
         self._labels = tf.constant(labels_file.read_text(encoding="utf-8").splitlines())
         self._geometry = geometry
@@ -59,10 +58,7 @@ def export(config: TrainConfig, source: Source, *, checkpoint: str | None) -> tu
     with tempfile.TemporaryDirectory(prefix="shardsmith-") as scratch:
         labels_file = Path(scratch) / LABELS
         labels_file.write_text("".join(f"{label}\n" for label in source.labels), encoding="utf-8")
-        served = ServedModel(
-            state.model, Transform(source.transform_directory), geometry=source.geometry, labels_file=labels_file
-        )
-        _save(served, target)
+        _save(ServedModel(state, geometry=source.geometry, labels_file=labels_file), target)
     return found, target
 
 

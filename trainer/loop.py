@@ -16,8 +16,7 @@ from trainer.evaluate import Evaluation, Evaluator
 from trainer.report import Reporter, TrainMetrics
 from trainer.source import Source
 from trainer.state import Checkpoints, State, build_state, check_run, write_run
-from trainer.strategy import Workplace, release_iterators
-from trainer.transform import Transform
+from trainer.strategy import Workplace
 
 Tensor = Any
 
@@ -39,7 +38,6 @@ class InnerLoop:
     def __init__(self, config: TrainConfig, source: Source, workplace: Workplace, *, state: State) -> None:
         """Prepares the input from the state's step on; reading starts with the first `train`."""
         self._strategy, self._state, self._global_batch = workplace.strategy, state, config.global_batch
-        self._transform = Transform(source.transform_directory)
         start = int(state.step.numpy())
         self._iterator = workplace.distribute(
             lambda share: training_dataset(config, source, share, start_step=start), global_batch=config.global_batch
@@ -55,11 +53,12 @@ class InnerLoop:
         self._state.step.assign_add(tf.cast(steps, tf.int64))
         return sums / tf.cast(steps * self._global_batch, tf.float32)
 
+    @tf.autograph.experimental.do_not_convert  # nothing to convert, and rewriting the network's code takes long
     def _step(self, batch: dict[str, Tensor]) -> Tensor:
         """One update; returns this replica's [summed loss, right answers]."""
         model = self._state.model
         with tf.GradientTape() as tape:
-            logits = model(self._transform(batch["image"]), training=True)
+            logits = self._state.logits(batch["image"], training=True)
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits))
             # Gradients are summed over replicas: sum / global batch is the mean over the batch, on any number of them.
             objective = loss / self._global_batch + sum(model.losses) / self._strategy.num_replicas_in_sync
@@ -120,7 +119,6 @@ def _train_from_checkpoint(
     if first < schedule.total:
         _announce(first, schedule.total)
         evaluation = _outer_loop(config, source, workplace, state=state, schedule=schedule, checkpoints=checkpoints)
-        release_iterators()
     return Outcome(
         first_step=first,
         last_step=int(state.step.numpy()),
@@ -146,9 +144,7 @@ def _outer_loop(
 ) -> Evaluation | None:
     inner = InnerLoop(config, source, workplace, state=state)
     evaluator = (
-        Evaluator(config, source, workplace, model=state.model, split=config.splits.evaluate)
-        if schedule.evaluate
-        else None
+        Evaluator(config, source, workplace, state=state, split=config.splits.evaluate) if schedule.evaluate else None
     )
     step, evaluation = int(state.step.numpy()), None
     output = Path(config.output) if workplace.cluster.is_chief else None

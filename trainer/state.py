@@ -16,6 +16,7 @@ from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.model import build_model, build_optimizer
 from trainer.source import Source
+from trainer.transform import Transform
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -24,12 +25,17 @@ PREFIX = "step"
 
 @dataclass(frozen=True)
 class State:
-    """The variables of a run, and the checkpoint that binds them together."""
+    """The variables of a run with the transform before them, and the checkpoint that binds them together."""
 
+    transform: Transform
     model: Any
     optimizer: Any
     step: Any
     checkpoint: Any
+
+    def logits(self, pictures: Any, *, training: bool) -> Any:
+        """What the network makes of uint8 pictures."""
+        return self.model(self.transform(pictures), training=training)
 
     def weights_digest(self) -> str:
         """The sha256 of all weights, moving statistics included: equal on every worker of a healthy run."""
@@ -48,7 +54,8 @@ def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
         optimizer.build(model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step, seeds=_seed_states(model))
-    return State(model=model, optimizer=optimizer, step=step, checkpoint=checkpoint)
+    transform = Transform(source.transform_directory)
+    return State(transform=transform, model=model, optimizer=optimizer, step=step, checkpoint=checkpoint)
 
 
 def _seed_states(model: Any) -> list[Any]:

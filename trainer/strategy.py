@@ -1,7 +1,6 @@
 """The tf.distribute strategy for the config, the machine and the cluster."""
 
 import ctypes
-import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,11 +76,6 @@ def open_workplace(config: TrainConfig, cluster: Cluster, *, threads: int | None
     strategy = make_strategy(config.strategy, cluster)
     check_replicas(config, strategy.num_replicas_in_sync)
     return Workplace(strategy=strategy, cluster=cluster, threads=share)
-
-
-def release_iterators() -> None:
-    """Ends input pipelines that are no longer used; alive at the interpreter's exit they stall it for seconds."""
-    gc.collect()  # a tf.function and the object it is a method of refer to each other
 
 
 def make_strategy(name: StrategyName, cluster: Cluster) -> Any:

@@ -1,0 +1,70 @@
+"""A process of its own for tf.Transform: TensorFlow loads while shards are written, and its memory goes with it."""
+
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import ColumnConfig
+from shards.errors import ShardsmithError
+
+
+@dataclass(frozen=True)
+class Analyst:
+    """Runs analyses in the other process, one at a time."""
+
+    executor: ProcessPoolExecutor
+
+    def analyze(
+        self,
+        files: Sequence[Path],
+        output: Path,
+        *,
+        labels: Sequence[str],
+        columns: Mapping[str, ColumnConfig],
+        options: Mapping[str, Any],
+    ) -> dict[str, int]:
+        """Saves the SavedModel at `output`/transform_fn and returns how often each label was counted."""
+        try:
+            return self.executor.submit(_analyze, files, output, labels, dict(columns), dict(options)).result()
+        except BrokenProcessPool as error:
+            raise ShardsmithError(
+                "tf.Transform's process died, probably for lack of memory; run the build again"
+            ) from error
+
+
+@contextmanager
+def start_analyst() -> Iterator[Analyst]:
+    """Starts the process and lets it load TensorFlow; ends it with the block, at once if the block failed."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        executor.submit(_load)
+        try:
+            yield Analyst(executor)
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.terminate()  # Nobody should wait for TensorFlow to load before reading an error.
+            raise
+
+
+def _load() -> None:
+    import pipelines.transform  # noqa: F401
+
+
+def _analyze(
+    files: Sequence[Path],
+    output: Path,
+    labels: Sequence[str],
+    columns: Mapping[str, ColumnConfig],
+    options: Mapping[str, Any],
+) -> dict[str, int]:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from pipelines.transform import analyze_facts, read_label_frequencies
+
+    beam_options = PipelineOptions.from_dictionary(dict(options))
+    analyze_facts(files, output, labels=labels, columns=columns, options=beam_options)
+    return read_label_frequencies(output / "transform_fn")

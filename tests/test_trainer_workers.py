@@ -1,0 +1,161 @@
+"""Two real processes with MultiWorkerMirroredStrategy: their weights are equal, and those of one process."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+from trainer_data import make_config, random_pictures, write_dataset
+
+from shards.errors import ShardsmithError
+from trainer.workers import free_ports, run_workers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pictures = random_pictures(45)
+    return write_dataset(tmp_path_factory.mktemp("data"), {"train": pictures[:32], "validation": pictures[32:]})
+
+
+def write_config(path: Path, dataset: Path, output: Path, **values: Any) -> Path:
+    settings = make_config(dataset, output, **values).model_dump(mode="json")
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, text
+    return text
+
+
+def digest(text: str) -> str:
+    found = re.search(r"weights +sha256 ([0-9a-f]{64})", text)
+    assert found, text
+    return found[1]
+
+
+def weights(checkpoint: Path) -> dict[str, Any]:
+    reader = tf.train.load_checkpoint(str(checkpoint))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if name.endswith("VARIABLE_VALUE") and name != "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
+    }
+
+
+def test_two_workers_train_as_one(dataset: Path, tmp_path: Path) -> None:
+    values = {
+        "global_batch": 8,
+        "steps": 3,
+        "input": {"lanes": 4},
+        "model": {"arguments": {"width": 2}},
+        "optimizer": {"name": "sgd", "learning_rate": 0.05},
+        "augment": {"flip": True, "shift": 1},
+    }
+    one = write_config(tmp_path / "one.yaml", dataset, tmp_path / "one", **values)
+    two = write_config(tmp_path / "two.yaml", dataset, tmp_path / "two", **values)
+    together = finish(start("train", str(two), "--local-workers", "2"))
+    alone = finish(start("train", str(one)))
+    log = (tmp_path / "two/logs/worker-1.log").read_text()
+    assert digest(together) == digest(log)
+    assert "worker 0 of 2" in together
+    assert "worker 1 of 2" in log
+    mine, theirs = (weights(tmp_path / name / "checkpoints/step-3") for name in ("one", "two"))
+    assert mine.keys() == theirs.keys()
+    assert sum(values.size for values in mine.values()) > 400
+    for name in mine:
+        np.testing.assert_allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert digest(alone) != digest(finish(start("train", str(two), "--set", "steps=4"))), "one worker goes on from two"
+    _compare_evaluations(two, tmp_path / "two/evaluation-validation.json")
+
+
+def _compare_evaluations(config: Path, result: Path) -> None:
+    """The same counts by one and by two workers, of a checkpoint that two workers wrote."""
+    seen = []
+    for extra in ([], ["--local-workers", "2"]):
+        text = finish(start("evaluate", str(config), *extra))
+        assert f"made     {result}" in text
+        seen.append(json.loads(result.read_text()))
+        result.unlink()
+    assert seen[0].pop("loss") == pytest.approx(seen[1].pop("loss"), rel=1e-5)
+    assert seen[0] == seen[1]
+    assert seen[0]["examples"] == 13
+
+
+def test_batch_statistics_agree(dataset: Path, tmp_path: Path) -> None:
+    model = {"name": "MobileNetV2", "image_size": 32, "arguments": {"alpha": 0.35}}
+    values = {"steps": 1, "global_batch": 8, "model": model, "evaluate_every_epochs": None}
+    config = write_config(tmp_path / "c.yaml", dataset, tmp_path / "run", **values)
+    text = finish(start("train", str(config), "--local-workers", "2"))
+    assert digest(text) == digest((tmp_path / "run/logs/worker-1.log").read_text())
+
+
+def test_interrupt_ends_all_workers(dataset: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", dataset, tmp_path / "run", steps=10**6, log_every=1)
+    process = start("train", str(config), "--local-workers", "2")
+    children = _children(process.pid, count=2)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: interrupted" in text
+    assert not [child for child in children if _alive(child)]
+
+
+def _children(pid: int, *, count: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    while len(found := path.read_text().split()) < count:
+        time.sleep(0.05)
+    return [int(child) for child in found]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        (0, "worker 0 ended with exit code 3; the others were stopped; its messages are above"),
+        (1, "worker 1 ended with exit code 3; the others were stopped; the end of .*worker-1.log:\n  it hurts"),
+    ],
+)
+def test_one_failure_stops_all(failing: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"""
+import json, os, sys, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] != {failing}:
+    time.sleep(600)
+print("it hurts")
+sys.exit(3)
+"""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{program}")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(ShardsmithError, match=message):
+        run_workers([], count=3, output=tmp_path / "out")
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(20))) == 20
