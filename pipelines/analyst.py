@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from shards.errors import ShardsmithError
 class Analyst:
     """Runs analyses in the other process, one at a time."""
 
-    executor: ProcessPoolExecutor
+    executor: Executor
 
     def analyze(
         self,

@@ -1,13 +1,17 @@
 """One small dataset, built once per test process by the real pipeline, for every test that only reads."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pictures import write_class_folders
 
+from pipelines.analyst import Analyst
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.runner import parse_beam_options
@@ -21,9 +25,25 @@ def make_config(path: Path | str, output: Path | str, /, **sections: Any) -> Bui
     return validate(BuildConfig, {"source": source_values, "output": str(output), **sections}, place="the test")
 
 
+class InProcess(Executor):
+    """Stands in for the analyst's process, so that a test process loads TensorFlow once and not for every build.
+
+    The command-line tests run builds with the real one.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments, **named))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 def run_build(config: BuildConfig, *arguments: str) -> Manifest:
     """Builds in this process, with Beam arguments if given."""
-    return build(config, options=parse_beam_options(arguments, ours=()), overwrite=False, started=0)
+    with mock.patch("pipelines.build.start_analyst", lambda: nullcontext(Analyst(InProcess()))):
+        return build(config, options=parse_beam_options(arguments, ours=()), overwrite=False, started=0)
 
 
 @dataclass(frozen=True)

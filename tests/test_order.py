@@ -119,6 +119,16 @@ def test_the_global_batch_is_the_same_for_any_number_of_workers(case: Case) -> N
 
 
 @thorough
+@given(cases())
+def test_worker_i_of_n_owns_the_lanes_i_modulo_n(case: Case) -> None:
+    lanes = read(case).reshape(case.steps, case.order.lanes, case.order.per_lane)
+    for workers in worker_counts(case):
+        for worker in range(workers):
+            owned = lanes[:, worker::workers].reshape(case.steps, -1)
+            assert read(case, worker=worker, workers=workers).tolist() == owned.tolist()
+
+
+@thorough
 @given(cases(), st.data())
 def test_global_batch_counts_steps_through_epochs(case: Case, draw: st.DataObject) -> None:
     step = draw.draw(st.integers(0, case.steps - 1))
