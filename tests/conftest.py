@@ -42,7 +42,7 @@ class InProcess(Executor):
 
 def run_build(config: BuildConfig, *arguments: str) -> Manifest:
     """Builds in this process, with Beam arguments if given."""
-    with mock.patch("pipelines.build.start_analyst", lambda: nullcontext(Analyst(InProcess()))):
+    with mock.patch("pipelines.build.start_analyst", return_value=nullcontext(Analyst(InProcess()))):
         return build(config, options=parse_beam_options(arguments, ours=()), overwrite=False, started=0)
 
 

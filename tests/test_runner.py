@@ -79,13 +79,19 @@ def test_a_users_mistake_found_by_a_worker_arrives_as_such(mode, tmp_path):
 
 def test_system_failures_are_explained():
     config = make_config("raw", "out")
-    with pytest.raises(
-        ShardsmithError, match="the build stopped: .*No space left on device.*; output out is incomplete"
-    ), explain_failures(config):
+    with (
+        pytest.raises(
+            ShardsmithError, match="the build stopped: .*No space left on device.*; output out is incomplete"
+        ),
+        explain_failures(config),
+    ):
         raise OSError(28, "No space left on device")
-    with pytest.raises(
-        ShardsmithError, match="the build stopped: No space left on device: 'x'; output out is incomplete"
-    ), explain_failures(config):
+    with (
+        pytest.raises(
+            ShardsmithError, match="the build stopped: No space left on device: 'x'; output out is incomplete"
+        ),
+        explain_failures(config),
+    ):
         raise RuntimeError("Traceback ...\nOSError: [Errno 28] No space left on device: 'x' [while running 'a']")
     with pytest.raises(ZeroDivisionError), explain_failures(config):
         raise ZeroDivisionError

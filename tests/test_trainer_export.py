@@ -95,7 +95,7 @@ def test_bad_files_do_not_hold_up_the_others(exported: Path, tmp_path: Path) -> 
     answers = list(predict(load_served(str(exported)), [str(p) for p in (good, bad, missing, large)]))
     assert [Path(answer.file).name for answer in answers] == ["good.png", "bad.jpg", "missing.png", "large.jpg"]
     assert [answer.label is not None for answer in answers] == [True, False, False, True]
-    assert str(answers[1].error).startswith("cannot be decoded: ")
+    assert str(answers[1].error).startswith("cannot be decoded: Unknown image file format.")
     assert answers[2].error == "cannot be read: No such file or directory"
 
 

@@ -39,7 +39,7 @@ def _random_window(data: Tensor, geometry: Geometry, seed: Tensor) -> Tensor:
     corner = tf.cast(tf.random.stateless_uniform([2], seed) * places, tf.int32)
     window = tf.cond(
         _is_jpeg_of(data, geometry.box),
-        # Decoding only the window skips the work for the rest: about half of it at 224 of 256 pixels.
+        # Decoding only the window skips work for the rest.
         lambda: tf.io.decode_and_crop_jpeg(data, tf.concat([corner, geometry.size], axis=0), channels=3),
         lambda: tf.slice(
             fit(decode(data), geometry.mode, box=geometry.box), tf.concat([corner, [0]], axis=0), [*geometry.size, 3]

@@ -13,6 +13,7 @@ from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
 from trainer.dataset import training_dataset
 from trainer.evaluate import Evaluation, Evaluator
+from trainer.quiet import reason_of
 from trainer.report import Reporter, TrainMetrics
 from trainer.source import Source
 from trainer.state import Checkpoints, State, build_state, check_run, write_run
@@ -213,7 +214,7 @@ def _guarded(inner: InnerLoop, steps: int, source: Source) -> Tensor:
         return inner.train(tf.constant(steps)).numpy()
     except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise ShardsmithError(
-            f"a training step failed: {error.message.splitlines()[0]}; "
+            f"a training step failed: {reason_of(error.message)}; "
             f"if it is about the data, find the damage with: python -m shards verify {source.directory}"
         ) from error
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shards.errors import UsageError
+from trainer.quiet import reason_of
 
 BATCH = 32
 EXIF_ORIENTATION, UPRIGHT = 0x0112, 1
@@ -62,7 +63,7 @@ def _ask(served: Any, data: dict[str, Any]) -> dict[str, Prediction]:
         if len(data) > 1:
             return {name: _ask(served, {name: value})[name] for name, value in data.items()}
         name = next(iter(data))
-        return {name: Prediction(file=name, error=f"cannot be decoded: {error.message.splitlines()[0]}")}
+        return {name: Prediction(file=name, error=f"cannot be decoded: {reason_of(error.message)}")}
     return {name: _answer(name, {key: values[row] for key, values in answer.items()}) for row, name in enumerate(data)}
 
 

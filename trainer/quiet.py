@@ -3,7 +3,8 @@
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+
+from shards.quiet import captured_stderr
 
 
 def import_tensorflow() -> None:
@@ -11,21 +12,15 @@ def import_tensorflow() -> None:
     chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    with contextlib.nullcontext() if chosen else _muted_stderr():
+    with contextlib.nullcontext() if chosen else captured_stderr(os.devnull):
         import tensorflow as tf
     if not chosen:
         tf.get_logger().setLevel("ERROR")
         warnings.filterwarnings("ignore", module=r"keras\.|tensorflow\.")
 
 
-@contextlib.contextmanager
-def _muted_stderr() -> Iterator[None]:
-    # TensorFlow's libraries write to the file descriptor itself before any log level can be set.
-    saved = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+def reason_of(message: str) -> str:
+    """The one line of TensorFlow's error message that tells what is wrong, without its graph and stack."""
+    lines = [line.strip() for line in message.partition("[[{{node")[0].splitlines() if line.strip()]
+    reason = lines[-1] if lines else message
+    return reason.rpartition("}} ")[2]
