@@ -8,6 +8,7 @@ fault.
 
 import csv
 import json
+import math
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -257,6 +258,8 @@ def _cast(value: Any, column: ColumnConfig) -> Scalar:
     if column.type == "text":
         return "" if value is None else str(value)
     if column.type == "float":
+        if not math.isfinite(float(value)):
+            raise ValueError(f"{value} would spoil the column's mean")
         return float(value)
     number = int(value)
     if isinstance(value, float) and value != number:

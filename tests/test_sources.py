@@ -134,6 +134,7 @@ def test_jsonl_listing(tmp_path):
         ("a.jpg,cat,three", "column n holds 'three', which is not int"),
         ("a.jpg,cat,99999999999999999999", "column n holds '99999999999999999999', which is not int"),
         ("a.jpg,cat", "no cell for n"),
+        ("a.jpg,cat,1.5", "column n holds '1.5', which is not int"),
         ("a.jpg,cat,1,2", "more cells than the header has columns"),
         ('a.jpg,"two\nlines",1', "label 'two\\nlines' is blank or has unprintable characters"),
     ],
@@ -144,6 +145,13 @@ def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
     line = 4 if "\n" in row else 3
     assert refs[f"list.csv line {line}"].fault == (Reason.BAD_ROW, f"list.csv line {line}: {problem}")
     assert refs["good.jpg"].fault is None
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", ""])
+def test_floats_must_be_finite(value, tmp_path):
+    listing = write_csv(tmp_path / "list.csv", "path,label,x", "good.jpg,cat,1", f"a.jpg,cat,{value}")
+    (fault,) = (ref.fault for ref in list_all(source(listing, columns={"x": {"type": "float"}})).values() if ref.fault)
+    assert fault.message == f"list.csv line 3: column x holds {value!r}, which is not float"
 
 
 def test_bad_json_and_bad_split_are_faults(tmp_path):
