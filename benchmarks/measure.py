@@ -1,9 +1,7 @@
 """Runs a command and measures its whole process tree: wall clock, CPU time and peak memory. Linux only.
 
 CPU time is what the kernel adds up: `wait4` of the command covers every descendant that its own parent waited for, and
-descendants that lost their parent come to us (we are their subreaper) and are waited for here. Memory is sampled: the
-sum of the tree's PSS, in which a page shared by several processes counts once. Libraries that
-unrelated programs have loaded too are shared with these as well, so a quiet machine shows the most.
+descendants that lost their parent come to us (we are their subreaper) and are waited for here. Memory is sampled.
 """
 
 import ctypes
@@ -19,25 +17,15 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import IO
 
-import psutil
-
+from benchmarks.memory import PeakMemory
 from shards.errors import ShardsmithError
 
 ROOT = Path(__file__).resolve().parents[1]
-# Reading a large process's page table takes milliseconds; more often than this would slow down what is measured.
-SAMPLE_SECONDS = 0.15
+SAMPLE_SECONDS = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
 _SHOWN_LINES = 15
 
 Watch = Callable[[], str]  # tells the name of the phase that the command is in
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of a run, as far as samples can tell."""
-
-    seconds: float
-    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -47,14 +35,7 @@ class Run:
     seconds: float
     cpu_seconds: float
     peak_bytes: int
-    phases: Mapping[str, Phase] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    at: float
-    phase: str
-    memory: int
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, as far as samples can tell
 
 
 def measure(command: Sequence[str], *, watch: Watch = lambda: "") -> Run:
@@ -68,8 +49,7 @@ def measure(command: Sequence[str], *, watch: Watch = lambda: "") -> Run:
         cpu_seconds += _reap_orphans(process.pid)
         if code:
             raise ShardsmithError(f"{' '.join(command)} ended with exit code {code}:\n{_last_lines(log)}")
-    phases = _phases(sampler.samples, ended)
-    return Run(ended - started, cpu_seconds, max(phase.peak_bytes for phase in phases.values()), phases)
+    return Run(ended - started, cpu_seconds, sampler.peak.bytes, phase_seconds(sampler.samples, ended))
 
 
 def _start(command: Sequence[str], log: IO[str]) -> subprocess.Popen[bytes]:
@@ -126,9 +106,10 @@ class _Sampler(threading.Thread):
     def __init__(self, watch: Watch) -> None:
         super().__init__(daemon=True)
         self._watch, self._end = watch, threading.Event()
-        self.samples = [self._sample()]
+        self.peak, self.samples = PeakMemory(), list[tuple[float, str]]()
 
     def __enter__(self) -> "_Sampler":
+        self._sample()  # At least one, however short the command.
         self.start()
         return self
 
@@ -138,30 +119,18 @@ class _Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self._end.wait(SAMPLE_SECONDS):
-            self.samples.append(self._sample())
+            self._sample()
 
-    def _sample(self) -> _Sample:
-        return _Sample(time.monotonic(), self._watch(), descendants_memory())
-
-
-def descendants_memory() -> int:
-    """The bytes that the command's processes hold now: all are below this one, even those that lost their parent."""
-    return sum(_proportional_bytes(process.pid) for process in psutil.Process().children(recursive=True))
+    def _sample(self) -> None:
+        self.samples.append((time.monotonic(), self._watch()))
+        self.peak.update()
 
 
-def _proportional_bytes(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # It ended between the listing and now.
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
-
-
-def _phases(samples: Sequence[_Sample], ended: float) -> dict[str, Phase]:
-    """Adds samples up by phase; a phase lasts from its first sample to the next phase's."""
-    phases: dict[str, Phase] = {}
-    ends = [sample.at for sample in samples[1:]] + [ended]
-    for sample, end in zip(samples, ends, strict=True):
-        before = phases.get(sample.phase, Phase(0.0, 0))
-        phases[sample.phase] = Phase(before.seconds + end - sample.at, max(before.peak_bytes, sample.memory))
-    return phases
+def phase_seconds(samples: Sequence[tuple[float, str]], ended: float) -> dict[str, float]:
+    """Adds (time, phase) samples up; a phase lasts from its first sample to the next phase's."""
+    seconds: dict[str, float] = {}
+    ends = [at for at, _ in samples[1:]] + [ended]
+    for (at, phase), end in zip(samples, ends, strict=True):
+        # The last sample may have been taken just after the end.
+        seconds[phase] = seconds.get(phase, 0.0) + max(0.0, min(end, ended) - at)
+    return seconds

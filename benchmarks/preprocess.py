@@ -1,6 +1,7 @@
 """How near to the metal a build is: ours, a bare loop over the same files and the usual Beam tutorial, side by side."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -168,11 +169,16 @@ def watch_build(output: Path) -> Watch:
         shards = shards or _planned_shards(work / "plan.json")
         if not shards:
             return "list" if work.exists() else "start"
-        receipts = sum(1 for _ in (work / "receipts").glob("*.json"))
-        # The last step of a commit removes the receipts.
-        return "write" if work.exists() and receipts < shards else "commit"
+        return "write" if _receipts(work / "receipts") < shards else "commit"
 
     return phase
+
+
+def _receipts(folder: Path) -> float:
+    try:
+        return sum(name.endswith(".json") for name in os.listdir(folder))
+    except FileNotFoundError:  # Removed, which is the last step of a commit.
+        return math.inf
 
 
 def _planned_shards(plan: Path) -> int:
@@ -202,17 +208,11 @@ def comparison_rows(rounds: Sequence[Round]) -> list[Row]:
 
 
 def memory_rows(rounds: Sequence[Round], small: Run | None) -> list[Row]:
-    """The build's peak, and how it grows; the writing phase apart, for TensorFlow's share would hide its growth."""
-    peak, writing = (_median(rounds, BUILD, value) for value in (_peak, _peak_writing))
-    rows = [
-        Row("preprocess.peak_memory", peak / GIGABYTE, "GB", "<= 1.2"),
-        Row("preprocess.peak_memory.write", writing / GIGABYTE, "GB"),
-    ]
+    """The build's peak, and how it grows."""
+    peak = _median(rounds, BUILD, _peak)
+    rows = [Row("preprocess.peak_memory", peak / GIGABYTE, "GB", "<= 1.2")]
     if small is not None:
-        rows += [
-            Row("preprocess.memory_growth", peak / _peak(small), "ratio", "<= 1.2"),
-            Row("preprocess.memory_growth.write", writing / _peak_writing(small), "ratio"),
-        ]
+        rows.append(Row("preprocess.memory_growth", peak / _peak(small), "ratio", "<= 1.2"))
     return rows
 
 
@@ -234,7 +234,7 @@ def absolute_rows(rounds: Sequence[Round], images: int) -> list[Row]:
 def phase_seconds(rounds: Sequence[Round]) -> dict[str, float]:
     """How long each phase of the build took; one that is shorter than a sample does not show."""
     builds = [each.runs[BUILD].phases for each in rounds]
-    seen = {name: [phases[name].seconds for phases in builds if name in phases] for name in PHASES}
+    seen = {name: [phases[name] for phases in builds if name in phases] for name in PHASES}
     return {name: median(seconds) for name, seconds in seen.items() if seconds}
 
 
@@ -252,12 +252,6 @@ def _cpu_seconds(result: Run) -> float:
 
 def _peak(result: Run) -> float:
     return result.peak_bytes
-
-
-def _peak_writing(result: Run) -> float:
-    # A tiny build may write its shards between two samples.
-    phases = [phase.peak_bytes for name, phase in result.phases.items() if name != "commit"]
-    return max(phases)
 
 
 def _describe(result: Run, bench: Bench) -> str:

@@ -8,7 +8,6 @@ fault.
 
 import csv
 import json
-import math
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +31,9 @@ SPLIT_NAMES = frozenset(
 REQUIRED_COLUMNS = ("path", "label")
 RESERVED_COLUMNS = frozenset({"image", "key", "label_name", "height", "width", "pixel", "pixel_square"})
 OPTIONAL_COLUMNS = ("split", "group", "id")
+
+
+_LARGEST_FLOAT = 3.4028234e38  # records hold 32-bit floats
 
 
 class Partition(NamedTuple):
@@ -258,8 +260,8 @@ def _cast(value: Any, column: ColumnConfig) -> Scalar:
     if column.type == "text":
         return "" if value is None else str(value)
     if column.type == "float":
-        if not math.isfinite(float(value)):
-            raise ValueError(f"{value} would spoil the column's mean")
+        if not abs(float(value)) <= _LARGEST_FLOAT:  # nor is NaN
+            raise ValueError(f"{value} is not a finite 32-bit float")
         return float(value)
     number = int(value)
     if isinstance(value, float) and value != number:

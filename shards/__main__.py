@@ -13,7 +13,7 @@ from shards.example import Values, decode_example
 from shards.manifest import Manifest, SplitEntry, read_manifest
 from shards.records import DamagedRecord, read_records
 
-BYTES_PER_PROCESS = 256_000_000  # a process takes half a second to start, in which another has checked 100 MB
+BYTES_PER_PROCESS = 1_000_000_000  # a few seconds of checking, against half a second to start another process
 
 
 def make_parser() -> argparse.ArgumentParser:

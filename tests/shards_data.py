@@ -38,7 +38,7 @@ FILES = {"schema.pbtxt": b'feature { name: "image" }\n', "transform_fn/saved_mod
 SPLITS = {"train": (3, 0, 2), "test": (2,)}
 
 # The machines that run tests are shared and slow at times: how long an example takes says nothing.
-thorough = settings(deadline=None, max_examples=150)
+thorough = settings(deadline=None, max_examples=100)
 brief = settings(deadline=None, max_examples=60)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import mmap
 import subprocess
 import sys
 from argparse import Namespace
@@ -14,7 +15,7 @@ import simplejpeg
 
 from benchmarks import __main__ as command_line
 from benchmarks.bare import process_file, usable_files
-from benchmarks.measure import ROOT, Phase, Run, measure
+from benchmarks.measure import ROOT, Run, measure, phase_seconds
 from benchmarks.preprocess import (
     BARE,
     BUILD,
@@ -40,9 +41,7 @@ UNITS = {
     "preprocess.vs_tutorial": "ratio",
     "preprocess.vs_tutorial_cpu": "ratio",
     "preprocess.peak_memory": "GB",
-    "preprocess.peak_memory.write": "GB",
     "preprocess.memory_growth": "ratio",
-    "preprocess.memory_growth.write": "ratio",
     "preprocess.images": "images",
     "preprocess.rate.build": "images/s",
     "preprocess.rate.bare": "images/s",
@@ -193,14 +192,11 @@ def test_ratios_are_medians_over_rounds() -> None:
     }
 
 
-def test_growth_compares_whole_and_writing_peaks() -> None:
-    large = Run(10, 15, 10**9, {"write": Phase(8, 3 * 10**8), "commit": Phase(2, 10**9)})
-    small = Run(3, 5, 8 * 10**8, {"write": Phase(1, 10**8), "commit": Phase(2, 8 * 10**8)})
+def test_growth_compares_peaks() -> None:
+    large, small = Run(10, 15, 10**9), Run(3, 5, 8 * 10**8)
     values = {row.name: row.value for row in memory_rows([make_round(large)], small)}
-    assert values["preprocess.memory_growth"] == 1.25
-    assert values["preprocess.memory_growth.write"] == 3.0
-    assert values["preprocess.peak_memory.write"] == 0.3
-    assert len(memory_rows([make_round(large)], None)) == 2
+    assert values == {"preprocess.peak_memory": 1.0, "preprocess.memory_growth": 1.25}
+    assert len(memory_rows([make_round(large)], None)) == 1
 
 
 # Rows and how they are shown.
@@ -309,6 +305,18 @@ def test_memory_shared_in_the_tree_counts_once() -> None:
     assert 200e6 <= measure(python(code)).peak_bytes < 380e6
 
 
+TOUCH = "import mmap, sys, time; f = open(sys.argv[1]); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); m.find(b'x')"
+
+
+def test_a_file_that_others_have_mapped_counts_in_full_and_once(tmp_path: Path) -> None:
+    file = tmp_path / "library"
+    file.write_bytes(bytes(100_000_000))
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as neighbour:
+        neighbour.find(b"x")
+        twice = f"import os; os.fork(); {TOUCH}; time.sleep(1)"
+        assert 100e6 <= measure([*python(twice), str(file)]).peak_bytes < 180e6
+
+
 BURN = "import time\nwhile time.process_time() < 1: pass"
 
 
@@ -349,6 +357,9 @@ def test_phases_add_up_to_the_run() -> None:
     names = iter(["first"] * 3 + ["second"] * 1000)
     result = measure(python("import time; time.sleep(1)"), watch=lambda: next(names))
     assert set(result.phases) == {"first", "second"}
-    total = sum(phase.seconds for phase in result.phases.values())
-    assert total == pytest.approx(result.seconds, abs=0.2)
-    assert all(phase.seconds > 0 for phase in result.phases.values())
+    # The first sample comes after the command has started, and on a busy machine some time after.
+    assert 0.5 < sum(result.phases.values()) <= result.seconds
+
+
+def test_phase_seconds() -> None:
+    assert phase_seconds([(1.0, "a"), (2.0, "a"), (4.0, "b"), (5.0, "a")], 5.5) == {"a": 3.5, "b": 1.0}

@@ -106,10 +106,8 @@ def test_types_of_values_come_back() -> None:
 
 
 def test_special_floats() -> None:
-    (infinite, minus_zero, nan) = decode_example(encode_example({"f": [math.inf, -0.0, math.nan]}))["f"]
-    assert infinite == math.inf
-    assert math.copysign(1, minus_zero) == -1
-    assert math.isnan(nan)
+    content = decode_example(encode_example({"f": [math.inf, -0.0, math.nan]}))
+    assert exactly(content) == "[('f', [inf, -0.0, nan])]"
 
 
 def test_numpy_integers_stay_integers() -> None:

@@ -11,7 +11,7 @@ from shards_data import change_manifest, features, flip_bit, png, write_dataset,
 
 from shards import __main__ as command_line
 from shards.errors import ShardsmithError, UsageError, run
-from shards.example import encode_example
+from shards.example import Value, encode_example
 from shards.manifest import read_manifest
 from shards.sheet import write_sheet
 
@@ -226,7 +226,8 @@ def test_a_contact_sheet_that_cannot_be_written(dataset: Path, capsys: pytest.Ca
 
 
 def test_values_are_shown_as_text_only_if_they_are(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = {"a": [b"x", b"y"], "b": b"\x00\x01", "c": "ü".encode() * 60, "d": [], "e": b"\xff", "f": [-1, 2]}
+    example: dict[str, Value] = {"a": [b"x", b"y"], "b": b"\x00\x01", "c": "ü".encode() * 60, "d": [], "e": b"\xff"}
+    example["f"] = [-1, 2]
     write_records(dataset / FIRST, [encode_example(example)])
     assert call("inspect", dataset, "--records", 1) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (

@@ -147,7 +147,7 @@ def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
     assert refs["good.jpg"].fault is None
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", ""])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", ""])
 def test_floats_must_be_finite(value, tmp_path):
     listing = write_csv(tmp_path / "list.csv", "path,label,x", "good.jpg,cat,1", f"a.jpg,cat,{value}")
     (fault,) = (ref.fault for ref in list_all(source(listing, columns={"x": {"type": "float"}})).values() if ref.fault)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
-from shards.order import Block, evaluation_blocks, training_blocks
+from shards.order import LONGEST_SPAN, Block, evaluation_blocks, training_blocks
 from trainer.augment import prepare_training, record_seed
 from trainer.config import TrainConfig
 from trainer.images import prepare
@@ -23,7 +23,6 @@ Tensor = Any
 Dataset = Any
 Plan = Callable[[], Iterator[tuple[int, Block]]]
 
-LONGEST_SPAN = 256  # of evaluation_blocks; training spans are at most a run long
 OPEN_SPANS = 16
 FEATURES = {
     "image": tf.io.FixedLenFeature([], tf.string),
