@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pipelines.analyst import start_analyst
 from pipelines.config import BuildConfig
 from shards import __version__
 from shards.errors import DONE, run
@@ -79,13 +80,18 @@ def main(argv: Sequence[str]) -> int:
     if rest:  # A slip such as `--ouput x` makes x look like the config, so slips are found first.
         _beam_options(rest)
     config = read_config(arguments)
-    # Imported here, so that --help and config mistakes do not wait for Beam.
-    from pipelines.build import build, plan
-
     if arguments.command == "plan":
+        # Imported here, so that --help and config mistakes do not wait for Beam.
+        from pipelines.build import plan
+
         plan(config, options=_beam_options(rest))
-    else:
-        build(config, options=_beam_options(rest), overwrite=arguments.overwrite, started=started)
+        return DONE
+    # The analyst takes longest to get ready, so it starts before Beam is imported here.
+    with start_analyst() as analyst:
+        from pipelines.build import build
+
+        options = _beam_options(rest)
+        build(config, options=options, analyst=analyst, overwrite=arguments.overwrite, started=started)
     return DONE
 
 

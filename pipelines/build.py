@@ -1,5 +1,6 @@
 """The two commands as functions: a build from checks to summary, and its dry run."""
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.analyst import start_analyst
+from pipelines.analyst import Analyst
 from pipelines.commit import commit
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
@@ -21,19 +22,19 @@ from shards.manifest import Manifest
 from shards.quiet import captured_stderr
 
 
-def build(config: BuildConfig, *, options: PipelineOptions, overwrite: bool, started: float) -> Manifest:
+def build(
+    config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, overwrite: bool, started: float
+) -> Manifest:
     """Builds the dataset and says what was made, where, and what to do next."""
     check_source(config.source)
     check_output(config)
     folder = BuildFolder(Path(config.output))
     folder.prepare(overwrite=overwrite)
-    # All that the two blocks start writes to the log, not to the terminal.
-    with captured_stderr(folder.worker_log) as terminal, start_analyst() as analyst:
-        with show_progress(folder, terminal):
-            plan = run_build(config, options=options)
-        check_not_empty(plan, config)
-        print("analysing labels, pixels and columns with tf.Transform", file=terminal)
-        manifest = commit(plan, config, analyst=analyst, options=_analysis_options(options))
+    with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
+        plan = run_build(config, options=options)
+    check_not_empty(plan, config)
+    print("analysing labels, pixels and columns with tf.Transform", file=sys.stderr)
+    manifest = commit(plan, config, analyst=analyst, options=_analysis_options(options))
     print_summary(manifest, config, seconds=time.monotonic() - started)
     return manifest
 

@@ -101,7 +101,9 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def load_plan(path: Path) -> Plan:
-    """Reads a stored plan."""
+    """Reads a stored plan; a job that found no inputs stores none."""
+    if not path.exists():
+        return Plan(labels=(), label_counts={}, splits=())
     values = json.loads(path.read_text(encoding="utf-8"))
     splits = tuple(SplitPlan(**split | {"starts": tuple(split["starts"])}) for split in values["splits"])
     return Plan(labels=tuple(values["labels"]), label_counts=values["label_counts"], splits=splits)

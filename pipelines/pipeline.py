@@ -38,7 +38,7 @@ class ListImages(beam.PTransform):
 
 @dataclass(eq=False)
 class PlanShards(beam.PTransform):
-    """Counts the refs and decides every shard: one Plan, stored at `path` for those who watch."""
+    """Counts the refs and decides every shard: one Plan, stored at `path` too; none if there are no refs."""
 
     config: BuildConfig
     path: Path
@@ -47,7 +47,8 @@ class PlanShards(beam.PTransform):
         """Refs -> one plan."""
         return (
             refs
-            | "Count" >> beam.CombineGlobally(CountRefs(self.config))  # Listing
+            # Without defaults: for these Beam would hand the whole listing round as a side input.
+            | "Count" >> beam.CombineGlobally(CountRefs(self.config)).without_defaults()  # Listing
             | "Plan" >> beam.Map(make_plan, config=self.config)  # Plan
             | "Store" >> beam.Map(_store_plan, path=self.path)  # Plan
         )

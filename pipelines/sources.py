@@ -155,7 +155,7 @@ def _list_files(partition: Partition) -> Iterator[ImageRef]:
     loose = partition.kind == "loose"
     label = unicodedata.normalize("NFC", partition.label)
     for entry in _walk(partition.path, recursive=not loose):
-        key = make_key(os.path.relpath(entry.path, partition.root))
+        key = make_key(entry.path[len(partition.root) :].lstrip(os.sep))
         size = _file_size(entry.path)
         yield ImageRef(key, label, entry.path, size, split=partition.split, fault=_LOOSE if loose else None)
 

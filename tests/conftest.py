@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from pictures import write_class_folders
@@ -42,8 +40,8 @@ class InProcess(Executor):
 
 def run_build(config: BuildConfig, *arguments: str) -> Manifest:
     """Builds in this process, with Beam arguments if given."""
-    with mock.patch("pipelines.build.start_analyst", return_value=nullcontext(Analyst(InProcess()))):
-        return build(config, options=parse_beam_options(arguments, ours=()), overwrite=False, started=0)
+    options = parse_beam_options(arguments, ours=())
+    return build(config, options=options, analyst=Analyst(InProcess()), overwrite=False, started=0)
 
 
 @dataclass(frozen=True)
