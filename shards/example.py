@@ -16,6 +16,7 @@ Values = list[bytes] | list[int] | list[float]
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIRST, _SECOND, _THIRD = (number << 3 | _DELIMITED for number in (1, 2, 3))
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = _FIRST, _SECOND, _THIRD
+_ONE_BYTE = [bytes((value,)) for value in range(0x80)]
 _PACKED, _LONE_FLOAT, _LONE_INT64 = _FIRST, 1 << 3 | _FIXED32, 1 << 3 | _VARINT
 
 
@@ -52,6 +53,8 @@ def _int64(value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    if value < 0x80:  # nearly every tag, length and number
+        return _ONE_BYTE[value]
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
