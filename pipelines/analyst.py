@@ -17,27 +17,29 @@ from shards.quiet import captured_stderr
 
 
 @dataclass(frozen=True)
+class Analysis:
+    """What to analyse: facts files, where the SavedModel goes, and what the graph must know."""
+
+    files: Sequence[Path]
+    output: Path
+    labels: Sequence[str]
+    columns: Mapping[str, ColumnConfig]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Analyst:
     """Runs analyses in the other process, one at a time."""
 
     executor: Executor
 
-    def analyze(
-        self,
-        files: Sequence[Path],
-        output: Path,
-        *,
-        labels: Sequence[str],
-        columns: Mapping[str, ColumnConfig],
-        options: Mapping[str, Any],
-    ) -> dict[str, int]:
+    def run(self, analysis: Analysis) -> dict[str, int]:
         """Saves the SavedModel at `output`/transform_fn and returns how often each label was counted."""
         try:
-            return self.executor.submit(_analyze, files, output, labels, dict(columns), dict(options)).result()
+            return self.executor.submit(_run, analysis).result()
         except BrokenProcessPool as error:
-            raise ShardsmithError(
-                "tf.Transform's process died, probably for lack of memory; run the build again"
-            ) from error
+            problem = "tf.Transform's process died, probably for lack of memory; run the build again"
+            raise ShardsmithError(problem) from error
 
 
 @contextmanager
@@ -62,17 +64,16 @@ def _load() -> None:
         import pipelines.transform  # noqa: F401
 
 
-def _analyze(
-    files: Sequence[Path],
-    output: Path,
-    labels: Sequence[str],
-    columns: Mapping[str, ColumnConfig],
-    options: Mapping[str, Any],
-) -> dict[str, int]:
+def _run(analysis: Analysis) -> dict[str, int]:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     from pipelines.transform import analyze_facts, read_label_frequencies
 
-    beam_options = PipelineOptions.from_dictionary(dict(options))
-    analyze_facts(files, output, labels=labels, columns=columns, options=beam_options)
-    return read_label_frequencies(output / "transform_fn")
+    analyze_facts(
+        analysis.files,
+        analysis.output,
+        labels=analysis.labels,
+        columns=analysis.columns,
+        options=PipelineOptions.from_dictionary(dict(analysis.options)),
+    )
+    return read_label_frequencies(analysis.output / "transform_fn")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines.analyst import Analyst
+from pipelines.analyst import Analysis, Analyst
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan
@@ -130,13 +130,14 @@ def _analyze(
     """Runs tf.Transform over the analysed splits and keeps its SavedModel."""
     folder = BuildFolder(Path(config.output))
     chosen = analyzed_splits(splits, config)
-    counted = analyst.analyze(
-        [folder.facts(shard) for shard in plan.shards if shard.split in chosen],
-        folder.work,
+    analysis = Analysis(
+        files=[folder.facts(shard) for shard in plan.shards if shard.split in chosen],
+        output=folder.work,
         labels=plan.labels,
         columns=config.source.columns,
         options=options.get_all_options(drop_default=True),
     )
+    counted = analyst.run(analysis)
     written: Counter[str] = Counter()
     for split in splits:
         written.update(split.labels if split.name in chosen else {})
