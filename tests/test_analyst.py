@@ -10,10 +10,9 @@ from pipelines.analyst import Analysis, start_analyst
 from shards.errors import ShardsmithError
 
 
-def test_a_failed_build_does_not_wait_for_tensorflow():
-    with pytest.raises(ZeroDivisionError), start_analyst():
+def test_the_end_does_not_wait_for_tensorflow_to_load():
+    with start_analyst():
         (child,) = multiprocessing.active_children()
-        raise ZeroDivisionError
     child.join(10)
     assert not child.is_alive()
 
