@@ -30,12 +30,14 @@ def build(
     check_output(config)
     folder = BuildFolder(Path(config.output))
     folder.prepare(overwrite=overwrite)
+    writing = time.monotonic()
     with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
         plan = run_build(config, options=options)
+    rate = plan.images / (time.monotonic() - writing)
     check_not_empty(plan, config)
     print("analysing labels, pixels and columns with tf.Transform", file=sys.stderr)
     manifest = commit(plan, config, analyst=analyst, options=_analysis_options(options))
-    print_summary(manifest, config, seconds=time.monotonic() - started)
+    print_summary(manifest, config, rate=rate, seconds=time.monotonic() - started)
     return manifest
 
 
@@ -92,10 +94,12 @@ def print_plan(plan: Plan) -> None:
     _print_table("Plan", ("split", "images", "shards", "estimated MB"), [*rows, total])
     shown = ", ".join(f"{label} ({plan.label_counts[label]:,})" for label in plan.labels[:12])
     print(f"{len(plan.labels)} classes: {shown}{', ...' if len(plan.labels) > 12 else ''}")
+    if plan.faulty:
+        print(f"{plan.faulty:,} inputs have no label or a bad row and will be rejected")
     print("nothing was written; build it with `python -m pipelines build` and the same arguments")
 
 
-def print_summary(manifest: Manifest, config: BuildConfig, *, seconds: float) -> None:
+def print_summary(manifest: Manifest, config: BuildConfig, *, rate: float, seconds: float) -> None:
     """What was made, where, and the next command."""
     rows = [
         (split.name, f"{split.records:,}", f"{len(split.shards):,}", f"{split.bytes / 1e6:,.1f}")
@@ -109,7 +113,7 @@ def print_summary(manifest: Manifest, config: BuildConfig, *, seconds: float) ->
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items())
         print(f"rejected: {reasons}; see {config.output}/rejected")
-    print(f"{len(manifest.labels):,} classes, {counts.read / seconds:,.0f} images/s, {seconds:.1f} s in all")
+    print(f"{len(manifest.labels):,} classes, {rate:,.0f} images/s written, {seconds:.1f} s in all")
     print(f"dataset: {config.output}   report: {config.output}/report.html")
     print(f"next:    python -m shards verify {config.output}")
 

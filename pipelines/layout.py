@@ -106,7 +106,7 @@ def load_plan(path: Path) -> Plan:
         return Plan(labels=(), label_counts={}, splits=())
     values = json.loads(path.read_text(encoding="utf-8"))
     splits = tuple(SplitPlan(**split | {"starts": tuple(split["starts"])}) for split in values["splits"])
-    return Plan(labels=tuple(values["labels"]), label_counts=values["label_counts"], splits=splits)
+    return Plan(**values | {"labels": tuple(values["labels"]), "splits": splits})
 
 
 def save_receipt(receipt: Receipt, path: Path) -> None:

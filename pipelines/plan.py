@@ -74,13 +74,16 @@ class Listing:
     images: Counter[tuple[str, int]] = field(default_factory=Counter)
     bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
+    faulty: int = 0
 
     def add(self, ref: ImageRef, config: BuildConfig) -> "Listing":
         """Counts one ref."""
         cell = choose_split(ref, config.splits), order_hash(ref.key) >> (64 - PREFIX_BITS)
         self.images[cell] += 1
         self.bytes[cell] += estimate_record_bytes(ref, config.image)
-        if not ref.fault:
+        if ref.fault:
+            self.faulty += 1
+        else:
             self.labels[ref.label] += 1
         return self
 
@@ -89,6 +92,7 @@ class Listing:
         self.images.update(other.images)
         self.bytes.update(other.bytes)
         self.labels.update(other.labels)
+        self.faulty += other.faulty
         return self
 
 
@@ -110,11 +114,12 @@ class SplitPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole build, decided: labels in id order, and every split's shards."""
+    """The whole build, decided: labels in id order, every split's shards, and how many inputs cannot be used."""
 
     labels: tuple[str, ...]
     label_counts: Mapping[str, int]
     splits: tuple[SplitPlan, ...]
+    faulty: int = 0
 
     @property
     def images(self) -> int:
@@ -147,7 +152,8 @@ def make_plan(listing: Listing, config: BuildConfig) -> Plan:
         starts = choose_ranges(name, prefixes, weights, images=images, config=config.shards)
         first = splits[-1].first_number + len(splits[-1].starts) if splits else 0
         splits.append(SplitPlan(name, images, sum(weights), first, starts))
-    return Plan(tuple(sorted(listing.labels)), dict(sorted(listing.labels.items())), tuple(splits))
+    counts = dict(sorted(listing.labels.items()))
+    return Plan(tuple(counts), counts, tuple(splits), faulty=listing.faulty)
 
 
 def split_order(names: Iterable[str], splits: SplitsConfig) -> list[str]:

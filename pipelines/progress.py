@@ -102,12 +102,15 @@ def _show_bar(watch: Watch, stop: threading.Event, console: Console) -> None:
 
 def _show_lines(watch: Watch, stop: threading.Event, console: Console) -> None:
     speed, next_line = Speed(), time.monotonic() + _LINE_SECONDS
-    while not stop.wait(_POLL_SECONDS):
+    while True:
+        last_look = stop.wait(_POLL_SECONDS)
         status = watch.status()
         rate = speed.update(status.done)
-        if time.monotonic() >= next_line:
+        if last_look or time.monotonic() >= next_line:
             next_line += _LINE_SECONDS
             print(progress_line(status, rate), file=console.file, flush=True)
+        if last_look:
+            return
 
 
 def progress_line(status: Status, rate: float) -> str:
@@ -115,11 +118,8 @@ def progress_line(status: Status, rate: float) -> str:
     if status.total is None:
         return "listing inputs"
     percent = 100 * status.done / max(status.total, 1)
-    eta = f"{(status.total - status.done) / rate:,.0f} s" if rate else "unknown"
-    return (
-        f"building: {status.done:,}/{status.total:,} images ({percent:.0f} %), {rate:,.0f} images/s, "
-        f"ETA {eta}, {status.rejected:,} rejected"
-    )
+    done = f"building: {status.done:,}/{status.total:,} images ({percent:.0f} %), {status.rejected:,} rejected"
+    return f"{done}, {rate:,.0f} images/s, ETA {(status.total - status.done) / rate:,.0f} s" if rate else done
 
 
 class Speed:

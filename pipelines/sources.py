@@ -19,12 +19,17 @@ from pipelines.reasons import Reason
 from pipelines.values import Fault, ImageRef, Scalar
 from shards.errors import UsageError
 
-READABLE = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
-# Listed all the same, to end as rejects: a picture that is refused is better than one that silently stays behind.
-UNREADABLE = frozenset(
-    {".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ico", ".tga", ".ppm", ".pgm", ".svg"}
-)
-IMAGE_SUFFIXES = READABLE | UNREADABLE
+# In class folders every file is an input whatever its name, except these and hidden files: a picture that is refused is
+# better than one that silently stays behind. Outside class folders, where other things lie about, only images count.
+# fmt: off
+SIDECAR_SUFFIXES = frozenset({
+    ".txt", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".md", ".html", ".pdf", ".db", ".ini", ".log",
+})
+IMAGE_SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp",
+    ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ico", ".tga", ".ppm", ".pgm",
+})
+# fmt: on
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"}
 )
@@ -154,20 +159,27 @@ _LOOSE = Fault(Reason.NO_LABEL, "the file lies in no class folder")
 def _list_files(partition: Partition) -> Iterator[ImageRef]:
     loose = partition.kind == "loose"
     label = unicodedata.normalize("NFC", partition.label)
-    for entry in _walk(partition.path, recursive=not loose):
+    for entry in _walk(partition.path, loose=loose):
         key = make_key(entry.path[len(partition.root) :].lstrip(os.sep))
         size = _file_size(entry.path)
         yield ImageRef(key, label, entry.path, size, split=partition.split, fault=_LOOSE if loose else None)
 
 
-def _walk(path: str, *, recursive: bool) -> Iterator[os.DirEntry[str]]:
-    """Image files below a directory; directory links are not followed, so that loops cannot trap the listing."""
+def _walk(path: str, *, loose: bool) -> Iterator[os.DirEntry[str]]:
+    """The input files in a directory and below; links to directories are not followed, so that loops cannot trap us."""
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, recursive=True) if recursive else ()
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not entry.is_dir():
+                yield from () if loose else _walk(entry.path, loose=False)
+            elif _is_input(entry.name, loose=loose) and not entry.is_dir():
                 yield entry
+
+
+def _is_input(name: str, *, loose: bool) -> bool:
+    suffix = os.path.splitext(name)[1].lower()
+    if loose:
+        return suffix in IMAGE_SUFFIXES
+    return not name.startswith(".") and suffix not in SIDECAR_SUFFIXES
 
 
 def make_key(path: str) -> str:
@@ -220,7 +232,7 @@ def _row_ref(row: _Row, partition: Partition, columns: Mapping[str, ColumnConfig
     place = f"{os.path.basename(partition.path)} line {row.line}"
     fault = row.fault or _row_fault(row.values, columns)
     if fault:
-        return ImageRef(place, "", partition.path, 0, fault=Fault(Reason.BAD_ROW, f"{place}: {fault}"))
+        return ImageRef(place, "", partition.path, 0, fault=Fault(Reason.BAD_ROW, fault))
     text = {name: str(row.values.get(name) or "") for name in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)}
     location = os.path.normpath(os.path.join(partition.root, text["path"]))
     return ImageRef(

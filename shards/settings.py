@@ -109,9 +109,10 @@ def _describe(kind: type[BaseModel], given: Any, problem: dict[str, Any]) -> str
     if problem["type"] == "extra_forbidden":
         *parents, key = location
         return _unknown_key(key, parents, _fields_at(kind, parents))
+    if problem["type"] == "missing":
+        return f"{'.'.join(location)} is required"
     message = problem["msg"].removeprefix("Value error, ")
-    shown = "" if problem["type"] == "missing" else f" (got {problem['input']!r})"
-    return f"{'.'.join(location)}: {message}{shown}" if location else message
+    return f"{'.'.join(location)}: {message} (got {problem['input']!r})" if location else message
 
 
 def _location(given: Any, problem: dict[str, Any]) -> list[str]:

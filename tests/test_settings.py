@@ -126,7 +126,7 @@ STRICT = {
     "choices": ({"columns": {"a": {"type": "real"}}}, "columns.a.type: Input should be 'int' or 'text' (got 'real')"),
     "own checks": ({"output": ""}, "output: must not be empty; choose a directory (got '')"),
     "in a list": ({"analyze": ["a", 3]}, "analyze.1: Input should be a valid string (got 3)"),
-    "missing in a mapping": ({"columns": {"a": {}}}, "columns.a.type: Field required"),
+    "missing in a mapping": ({"columns": {"a": {}}}, "columns.a.type is required"),
     # pydantic names the branches of a union that it tried; nobody wrote those into the config.
     "neither of two types": (
         {"count": "many"},
@@ -148,7 +148,7 @@ def test_every_problem_is_in_one_message() -> None:
     with pytest.raises(UsageError) as caught:
         validate(Config, {"image": {"quality": "3", "zoom": 1}, "shufle": True}, place="c.yaml")
     assert str(caught.value) == (
-        "c.yaml: output: Field required; image.quality: Input should be a valid integer (got '3'); "
+        "c.yaml: output is required; image.quality: Input should be a valid integer (got '3'); "
         "unknown key 'zoom' in image; known keys: max_megapixels, quality, resize; "
         "unknown key 'shufle'; did you mean 'shuffle'?"
     )
@@ -173,9 +173,9 @@ def test_overrides_alone_are_enough() -> None:
 
 def test_a_problem_names_the_file_or_the_command_line(tmp_path: Path) -> None:
     path = write(tmp_path, "")
-    with pytest.raises(UsageError, match=f"^{path}: output: Field required$"):
+    with pytest.raises(UsageError, match=f"^{path}: output is required$"):
         load_settings(Config, path, {})
-    with pytest.raises(UsageError, match=r"^the command line: output: Field required$"):
+    with pytest.raises(UsageError, match=r"^the command line: output is required$"):
         load_settings(Config, None, {})
 
 

@@ -58,11 +58,14 @@ def test_layout_overrides_what_the_names_suggest(tmp_path):
     assert {(ref.split, ref.label) for ref in refs.values()} == {("", "train")}
 
 
-def test_only_images_are_listed_and_unreadable_formats_are_not_hidden(tmp_path):
+def test_every_file_in_a_class_folder_is_an_input_but_sidecars_and_hidden_ones(tmp_path):
     folder = write_class_folders(tmp_path, classes=("cat",), images=2) / "cat"
-    for name in ("notes.txt", "scan.TIFF", "UPPER.JPG", ".hidden"):
+    for name in ("notes.txt", "scan.TIFF", "UPPER.JPG", ".hidden.jpg", "n02085620_7", "odd.bin", "Thumbs.db"):
         (folder / name).write_bytes(b"x")
-    assert sorted(list_all(source(tmp_path))) == ["cat/001.jpg", "cat/UPPER.JPG", "cat/deep/000.png", "cat/scan.TIFF"]
+    (tmp_path / "LICENSE").write_bytes(b"x")  # outside class folders only what looks like an image counts
+    assert sorted(list_all(source(tmp_path))) == [
+        "cat/001.jpg", "cat/UPPER.JPG", "cat/deep/000.png", "cat/n02085620_7", "cat/odd.bin", "cat/scan.TIFF",
+    ]  # fmt: skip
 
 
 def test_loose_files_are_faults_not_losses(tmp_path):
@@ -143,7 +146,7 @@ def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
     listing = write_csv(tmp_path / "list.csv", "path,label,n", "good.jpg,cat,1", row)
     refs = list_all(source(listing, columns={"n": {"type": "int"}}))
     line = 4 if "\n" in row else 3
-    assert refs[f"list.csv line {line}"].fault == (Reason.BAD_ROW, f"list.csv line {line}: {problem}")
+    assert refs[f"list.csv line {line}"].fault == (Reason.BAD_ROW, problem)
     assert refs["good.jpg"].fault is None
 
 
@@ -151,7 +154,7 @@ def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
 def test_floats_must_be_finite(value, tmp_path):
     listing = write_csv(tmp_path / "list.csv", "path,label,x", "good.jpg,cat,1", f"a.jpg,cat,{value}")
     (fault,) = (ref.fault for ref in list_all(source(listing, columns={"x": {"type": "float"}})).values() if ref.fault)
-    assert fault.message == f"list.csv line 3: column x holds {value!r}, which is not float"
+    assert fault.message == f"column x holds {value!r}, which is not float"
 
 
 def test_bad_json_and_bad_split_are_faults(tmp_path):
@@ -159,12 +162,12 @@ def test_bad_json_and_bad_split_are_faults(tmp_path):
     listing.write_text(
         '{"path": "a.jpg", "label": "x"}\n{broken\n[1]\n{"path": "b.jpg", "label": "x", "split": "a/b"}\n'
     )
-    faults = [ref.fault.message for ref in list_all(source(listing)).values() if ref.fault]
-    assert faults == [
-        "list.jsonl line 2: not JSON: Expecting property name enclosed in double quotes",
-        "list.jsonl line 3: not a JSON object",
-        "list.jsonl line 4: split 'a/b' must be letters, digits and underscores",
-    ]
+    faults = {ref.key: ref.fault.message for ref in list_all(source(listing)).values() if ref.fault}
+    assert faults == {
+        "list.jsonl line 2": "not JSON: Expecting property name enclosed in double quotes",
+        "list.jsonl line 3": "not a JSON object",
+        "list.jsonl line 4": "split 'a/b' must be letters, digits and underscores",
+    }
 
 
 def refused(config: SourceConfig) -> str:

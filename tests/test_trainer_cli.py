@@ -56,7 +56,11 @@ def test_trainer_needs_neither_beam_nor_the_build() -> None:
     ("assignments", "code", "message"),
     [
         (["dataset=nowhere"], 1, "no dataset at nowhere: there is no such directory"),
-        (["splits.train=test"], 2, "the dataset has no split 'test'; it has train, validation, empty"),
+        (
+            ["splits.train=test"],
+            2,
+            "no split 'test' to train; it has train, validation, empty; choose one with",
+        ),
         (["splits.evaluate=empty"], 1, "split 'empty' of "),
         (["global_batch=26"], 2, "split 'train' has 24 examples, fewer than one global batch of 26"),
         (["global_batch=7"], 2, "global batch 7 is not divisible by 2 lanes"),

@@ -14,7 +14,7 @@ from shards.errors import ShardsmithError, UsageError
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.evaluate import Evaluator, summarise
-from trainer.loop import Outcome, Schedule, train
+from trainer.loop import Outcome, Schedule, _guarded, train
 from trainer.source import open_source
 from trainer.state import build_state, find_checkpoint, restore
 from trainer.strategy import open_workplace
@@ -70,6 +70,29 @@ def test_tensorboard_events_hold_the_metrics(dataset: Path, tmp_path: Path) -> N
     [events] = (tmp_path / "tensorboard").iterdir()
     tags = {v.tag for event in tf.compat.v1.train.summary_iterator(str(events)) for v in event.summary.value}
     assert {"train/loss", "train/accuracy", "train/images_per_second"} <= tags
+
+
+def test_ctrl_c_keeps_what_was_trained(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values: dict[str, Any] = {"steps": 9, "log_every": 3, "checkpoint": {"every_steps": 9}, "deterministic": True}
+    whole = run(configure(dataset, tmp_path / "whole", **values))
+    calls: list[int] = []
+
+    def interrupted(inner: Any, steps: int, source: Any) -> Any:
+        calls.append(steps)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return _guarded(inner, steps, source)
+
+    config = configure(dataset, tmp_path / "cut", **values)
+    monkeypatch.setattr("trainer.loop._guarded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert "saved step 6; the same command resumes there" in capsys.readouterr().out
+    resumed = run(config)
+    assert (resumed.first_step, resumed.last_step) == (6, 9)
+    assert resumed.weights == whole.weights
 
 
 def test_resumes_bit_by_bit(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

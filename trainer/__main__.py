@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
+from shards import __version__
 from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
 from shards.files import write_atomically
 from shards.settings import load_settings, parse_assignments
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train on a dataset that `pipelines` built.")
+    parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = _config_command(commands, "train", _train, "train, or resume, the run that CONFIG describes")
     evaluate = _config_command(commands, "evaluate", _evaluate, "count right answers on a split")

@@ -107,7 +107,19 @@ def train(config: TrainConfig, source: Source, workplace: Workplace) -> Outcome:
         write_run(config, run)
     state = build_state(config, source, workplace.strategy)
     with closing(Checkpoints(state, config, workplace.cluster)) as checkpoints:
-        return _train_from_checkpoint(config, source, workplace, state=state, checkpoints=checkpoints)
+        try:
+            return _train_from_checkpoint(config, source, workplace, state=state, checkpoints=checkpoints)
+        except KeyboardInterrupt:
+            _save_on_interrupt(state, workplace, checkpoints)
+            raise
+
+
+def _save_on_interrupt(state: State, workplace: Workplace, checkpoints: Checkpoints) -> None:
+    """Keeps what was trained; several workers could only save together, so there the last checkpoint has to do."""
+    step = int(state.step.numpy())
+    if step and workplace.cluster.workers == 1:
+        checkpoints.save()
+        print(f"saved step {step}; the same command resumes there", flush=True)
 
 
 def _train_from_checkpoint(
