@@ -65,7 +65,7 @@ class Round:
 def add_arguments(parser: ArgumentParser) -> None:
     """The options of `preprocess`."""
     parser.add_argument("folder", metavar="DIR", type=Path, help="any folder with JPEG files, at any depth")
-    parser.add_argument("--images", type=int, default=12_000, help="files to process; the JPEGs repeat (12000)")
+    parser.add_argument("--images", type=int, default=20_000, help="files to process; the JPEGs repeat (20000)")
     parser.add_argument("--resize", default="center_crop:256", metavar="center_crop:SIZE", help="(center_crop:256)")
     parser.add_argument("--rounds", type=int, default=3, help="each round runs all three; medians are shown (3)")
     parser.add_argument("--skip-growth", action="store_true", help="leave out the build of a tenth of the images")
