@@ -1,5 +1,6 @@
 """Every setting is strict, and every setting changes something that can be seen."""
 
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,28 @@ def test_model_names() -> None:
     built = build_model(named, image_size=(32, 32), classes=3)
     assert not any("rescaling" in layer.name for layer in built.layers), "pixels are normalised already"
     assert np.shape(built(np.zeros([1, 32, 32, 3]))) == (1, 3)
+
+
+def test_a_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        import keras
+
+        def build(*, image_size, classes, dropout, units):
+            return keras.Sequential([
+                keras.Input((*image_size, 3)),
+                keras.layers.Flatten(),
+                keras.layers.Dense(units, name="mine"),
+                keras.layers.Dropout(dropout),
+                keras.layers.Dense(classes),
+            ])
+    """
+    (tmp_path / "my_models.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = make_config("", model__name="my_models:build", model__dropout=0.25, model__arguments={"units": 7}).model
+    built = build_model(config, image_size=(8, 6), classes=3)
+    assert np.shape(built(np.zeros([2, 8, 6, 3]))) == (2, 3)
+    assert built.get_layer("mine").units == 7
+    assert [layer.rate for layer in built.layers if hasattr(layer, "rate")] == [0.25]
 
 
 @pytest.mark.parametrize(
