@@ -162,7 +162,7 @@ def _clean_output(bench: Bench) -> Iterator[None]:
 
 def watch_build(output: Path) -> Watch:
     """Tells from the build's folder which phase it is in, by its files: importing `pipelines` would bring in Beam."""
-    work, shards = output / ".build", 0
+    work, shards = output / "state", 0
 
     def phase() -> str:
         nonlocal shards

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import ColumnConfig
+from pipelines.config import BuildConfig
+from pipelines.values import Content
 from shards.errors import ShardsmithError
 from shards.quiet import captured_stderr
 
@@ -23,7 +24,8 @@ class Analysis:
     files: Sequence[Path]
     output: Path
     labels: Sequence[str]
-    columns: Mapping[str, ColumnConfig]
+    config: BuildConfig
+    content: Content
     options: Mapping[str, Any]
 
 
@@ -73,7 +75,8 @@ def _run(analysis: Analysis) -> dict[str, int]:
         analysis.files,
         analysis.output,
         labels=analysis.labels,
-        columns=analysis.columns,
+        config=analysis.config,
+        content=analysis.content,
         options=PipelineOptions.from_dictionary(dict(analysis.options)),
     )
     return read_label_frequencies(analysis.output / "transform_fn")

@@ -16,7 +16,9 @@ from pipelines.layout import BuildFolder
 from pipelines.plan import Plan
 from pipelines.progress import show_progress
 from pipelines.runner import is_local, run_build, run_plan
-from pipelines.sources import check_source
+from pipelines.sources import check_sources
+from pipelines.sources.folders import root_of
+from pipelines.storage import is_remote
 from shards.errors import UsageError
 from shards.manifest import Manifest
 from shards.quiet import captured_stderr
@@ -26,7 +28,7 @@ def build(
     config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, overwrite: bool, started: float
 ) -> Manifest:
     """Builds the dataset and says what was made, where, and what to do next."""
-    check_source(config.source)
+    check_sources(config)
     check_output(config)
     folder = BuildFolder(Path(config.output))
     folder.prepare(overwrite=overwrite)
@@ -43,7 +45,7 @@ def build(
 
 def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
     """Lists the source and prints what a build would make."""
-    check_source(config.source)
+    check_sources(config)
     planned = run_plan(config, options=options)
     check_not_empty(planned, config)
     print_plan(planned)
@@ -52,9 +54,15 @@ def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
 
 def check_output(config: BuildConfig) -> None:
     """Refuses outputs that cannot work before anything is written."""
-    output, source = Path(config.output), Path(config.source.path)
     if "://" in config.output:
         raise UsageError(f"output {config.output}: remote outputs are not supported yet; choose a local directory")
+    for each in config.all_sources:
+        if each.kind != "python" and not is_remote(each.path):
+            check_apart(Path(config.output), Path(root_of(each)))
+
+
+def check_apart(output: Path, source: Path) -> None:
+    """Refuses an output inside of a source, and the other way round."""
     inputs = (source if source.is_dir() else source.parent).resolve()
     if source.is_dir() and (output.resolve() == inputs or inputs in output.resolve().parents):
         raise UsageError(f"output {output} lies inside the source {source}; the next build would read it as input")
@@ -65,9 +73,14 @@ def check_output(config: BuildConfig) -> None:
 def check_not_empty(plan: Plan, config: BuildConfig) -> None:
     """Refuses a source without images."""
     if not plan.images:
-        raise UsageError(f"source.path {config.source.path} has no image files")
-    if not plan.labels:
-        raise UsageError(f"source.path {config.source.path} has no usable row; check its path and label columns")
+        raise UsageError(f"{describe_sources(config)} has no image files")
+    if plan.faulty == plan.images:
+        raise UsageError(f"{describe_sources(config)} has no usable row; check its path and label columns")
+
+
+def describe_sources(config: BuildConfig) -> str:
+    """The sources by their paths."""
+    return "source.path " + ", ".join(source.path for source in config.all_sources)
 
 
 def _analysis_options(options: PipelineOptions) -> PipelineOptions:

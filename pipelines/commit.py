@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,14 +44,19 @@ def commit(plan: Plan, config: BuildConfig, *, analyst: Analyst, options: Pipeli
     return manifest
 
 
-def count_up(receipts: Iterable[Receipt]) -> Counts:
+def count_up(receipts: Sequence[Receipt]) -> Counts:
     """The accounting over all shards."""
     rejected: Counter[str] = Counter()
     read = written = 0
     for receipt in receipts:
         read, written = read + receipt.read, written + receipt.records
         rejected.update(receipt.rejected)
-    return Counts(read=read, written=written, rejected=dict(sorted(rejected.items())), duplicates=0)
+    return Counts(
+        read=read,
+        written=written,
+        rejected=dict(sorted(rejected.items())),
+        duplicates=sum(receipt.duplicates for receipt in receipts),
+    )
 
 
 def check_accounting(plan: Plan, receipts: Sequence[Receipt], counts: Counts) -> None:
@@ -70,6 +75,7 @@ def check_budget(counts: Counts, config: BuildConfig, folder: BuildFolder) -> No
     rejected = sum(counts.rejected.values())
     if counts.written == 0:
         raise ShardsmithError(f"no image could be used: {rejected_summary(counts, folder)}")
+    assert isinstance(config.max_reject_fraction, float), "budgets by reason come with the accounts"
     if rejected > config.max_reject_fraction * counts.read:
         raise ShardsmithError(
             f"{rejected} of {counts.read} inputs were rejected ({rejected / counts.read:.2%}), "
@@ -134,7 +140,8 @@ def _analyze(
         files=[folder.facts(shard) for shard in plan.shards if shard.split in chosen],
         output=folder.work,
         labels=plan.labels,
-        columns=config.source.columns,
+        config=config,
+        content=plan.content,
         options=options.get_all_options(drop_default=True),
     )
     counted = analyst.run(analysis)
@@ -153,7 +160,7 @@ def analyzed_splits(splits: Sequence[SplitEntry], config: BuildConfig) -> set[st
 
 
 def _describe(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, receipts: Sequence[Receipt]) -> None:
-    features = feature_list(config.source.columns)
+    features = feature_list(config, plan.content)
     formats = {name for receipt in receipts for name in receipt.formats}
     files = tfds_files(
         config.name, features, plan.labels, splits, image_format=formats.pop() if len(formats) == 1 else ""
@@ -173,8 +180,9 @@ def make_manifest(plan: Plan, splits: tuple[SplitEntry, ...], config: BuildConfi
         fingerprint=hashlib.sha256(canonical).hexdigest(),
         made_by=made_by,
         settings=settings,
+        label_kind=config.labels.kind,
         labels=plan.labels,
-        features=feature_list(config.source.columns),
+        features=feature_list(config, plan.content),
         counts=counts,
         splits=splits,
         files=(),

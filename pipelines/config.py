@@ -1,22 +1,52 @@
 """Everything that a build can be told, as one frozen object; nothing else sees flags, YAML or the environment."""
 
+import difflib
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pipelines.reasons import Reason
 from shards.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 ResizeMode = Literal["none", "exact", "keep_ratio", "keep_ratio_largest", "center_crop", "border"]
 Scaling = Literal["none", "z_score", "min_max", "buckets", "vocabulary"]
+SourceKind = Literal[
+    "auto", "folder", "csv", "tsv", "jsonl", "parquet", "npy", "npz", "idx", "tar", "zip", "tfrecord", "python",
+]  # fmt: skip
+LabelKind = Literal["single", "multi", "none", "regression"]
+PATTERN_GROUPS = ("label", "split", "group", "id")
+# What sources call their splits. A split that is neither here nor in the config is more likely a slip than a wish.
+SPLIT_NAMES = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"}
+)
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+ALL = "all"
+RESERVED_COLUMNS = frozenset({
+    "image", "features", "label", "label_name", "target", "key", "height", "width", "boxes", "path", "split", "group",
+    "id", "pixel", "pixel_square", "input",
+})  # fmt: skip
 
 
 class ColumnConfig(Settings):
-    """An extra column of a listing: its type in the records and how tf.Transform scales it."""
+    """An extra column: its type in the records and how tf.Transform scales it.
+
+    `list` columns hold any number of values; `per: box` columns hold one value per box and lose those of dropped boxes.
+    """
 
     type: Literal["int", "float", "text"]
     scale: Scaling = "none"
     buckets: Annotated[int, Field(ge=2)] = 10
+    list: bool = False
+    per: Literal["input", "box"] = "input"
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether each record has exactly one value."""
+        return not self.list and self.per == "input"
 
     @model_validator(mode="after")
     def _scale_fits_type(self) -> "ColumnConfig":
@@ -24,24 +54,89 @@ class ColumnConfig(Settings):
             raise ValueError(f"a text column cannot be scaled by {self.scale}; use vocabulary or none")
         if self.type == "float" and self.scale == "vocabulary":
             raise ValueError("a float column has no vocabulary; use type int or text, or another scale")
+        if self.scale != "none" and not self.is_scalar:
+            raise ValueError(f"a column of several values cannot be scaled by {self.scale}; use none")
         return self
 
 
 class SourceConfig(Settings):
-    """Where the images are and how their labels are found."""
+    """Where inputs are: one folder, listing, archive, array, table or function, or a glob of them.
+
+    `fields` maps our names (path, image, features, label, split, group, id, boxes, the columns) to the source's own.
+    """
 
     path: str
-    kind: Literal["auto", "folder", "csv", "jsonl"] = "auto"
-    layout: Literal["auto", "class", "split_class"] = "auto"
-    columns: dict[str, ColumnConfig] = {}
+    kind: SourceKind = "auto"
+    name: Annotated[str, Field(pattern=r"^[\w-]*$")] = ""  # stands before the keys, and in the accounts
+    layout: Literal["auto", "class", "split_class", "flat"] = "auto"  # of folders
+    label_pattern: str = ""  # of flat folders: a regular expression with groups called label, split, group, id
+    fields: dict[str, str] = {}
+    root: str = ""  # what relative paths in a listing are relative to; by default the listing's own folder
+    split: str = ""  # the split of every input
+    labels_path: str = ""  # where labels lie in a file of their own (npy, IDX)
+    arguments: dict[str, Any] = {}  # of a python function
+
+    @field_validator("label_pattern")
+    @classmethod
+    def _pattern_compiles(cls, pattern: str) -> str:
+        try:
+            groups = set(re.compile(pattern).groupindex)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        if pattern and not groups <= set(PATTERN_GROUPS):
+            unknown = sorted(groups - set(PATTERN_GROUPS))[0]
+            raise ValueError(f"group {unknown!r} is not known; groups are called {', '.join(PATTERN_GROUPS)}")
+        return pattern
+
+
+class LabelsConfig(Settings):
+    """What is learnt: one name per input, several, none at all, or `length` numbers (regression).
+
+    `names` is a text file with a class name per line: integer labels then are line numbers from 0, and the ids keep its
+    order. `separator` cuts a text into several labels or numbers.
+    """
+
+    kind: LabelKind = "single"
+    names: str = ""
+    separator: Annotated[str, Field(min_length=1)] = "|"
+    length: Positive = 1
+
+    @model_validator(mode="after")
+    def _fields_fit_kind(self) -> "LabelsConfig":
+        if self.names and self.kind in ("none", "regression"):
+            raise ValueError(f"labels of kind {self.kind} have no names; remove labels.names")
+        if self.length != 1 and self.kind != "regression":
+            raise ValueError("labels.length is the number of regression targets; set labels.kind to regression")
+        return self
+
+
+class BoxesConfig(Settings):
+    """Bounding boxes in the field `boxes`, four numbers each; records hold ymin, xmin, ymax, xmax as fractions.
+
+    `frame` tells whether the coordinates refer to the file's own pixels or to the picture after its Exif orientation. A
+    box is dropped when no more than `min_visible` of its area remains inside the picture.
+    """
+
+    format: Literal["xyxy", "xywh", "yxyx", "cxcywh"] = "xyxy"
+    unit: Literal["pixels", "fraction"] = "pixels"
+    frame: Literal["stored", "upright"] = "stored"
+    min_visible: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class SplitsConfig(Settings):
-    """How examples are dealt to splits: a salted hash of the group or key, unless the source gives the split."""
+    """How examples are dealt to splits: a salted hash of the group or key, unless the source gives the split.
 
-    fractions: dict[str, Annotated[float, Field(ge=0, le=1)]] = {"train": 0.8, "validation": 0.1, "test": 0.1}
+    A source may give the splits of `fractions`, the usual names (train, val, test, ...) and those in `given`.
+    """
+
+    fractions: dict[str, Fraction] = {"train": 0.8, "validation": 0.1, "test": 0.1}
     salt: str = ""
     use_given: bool = True
+    given: tuple[str, ...] = ()
+
+    def knows(self, name: str) -> bool:
+        """Whether a source may give this split."""
+        return name in self.fractions or name in self.given or name.lower() in SPLIT_NAMES
 
     @field_validator("fractions")
     @classmethod
@@ -118,8 +213,13 @@ class ImageConfig(Settings):
 
     resize: ResizeConfig = ResizeConfig()
     encode: EncodeConfig = EncodeConfig()
-    max_file_mb: Annotated[float, Field(gt=0)] = 100
-    max_megapixels: Annotated[float, Field(gt=0)] = 200
+    truncated: Literal["reject", "keep"] = "reject"  # JPEG files that end early; kept, the missing part is grey
+    max_file_mb: PositiveNumber = 100
+    max_megapixels: PositiveNumber = 100
+    max_frames: Positive = 1000
+    max_aspect: Annotated[float, Field(ge=1)] = 100
+    max_seconds: PositiveNumber = 60
+    max_memory_mb: Annotated[int, Field(ge=256)] = 2048  # of one decoder process
 
 
 class ShardsConfig(Settings):
@@ -137,16 +237,65 @@ class TransformConfig(Settings):
 
 
 class BuildConfig(Settings):
-    """One build: a source, an output directory, and everything that shapes the bytes between them."""
+    """One build: one source or several, an output directory, and everything that shapes the bytes between them.
 
-    source: SourceConfig
+    The two budgets are one number, or numbers by reason: `{truncated: 10, all: 50}`.
+    """
+
+    source: SourceConfig | None = None
+    sources: tuple[SourceConfig, ...] = ()
     output: str
     name: str = "dataset"
+    labels: LabelsConfig = LabelsConfig()
+    columns: dict[str, ColumnConfig] = {}
+    boxes: BoxesConfig | None = None
     splits: SplitsConfig = SplitsConfig()
     image: ImageConfig = ImageConfig()
     shards: ShardsConfig = ShardsConfig()
     transform: TransformConfig = TransformConfig()
-    max_reject_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    max_reject_fraction: Fraction | dict[str, Fraction] = 0.0
+    max_rejects: Count | dict[str, Count] | None = None
+    quarantine: bool = False
+
+    @property
+    def all_sources(self) -> tuple[SourceConfig, ...]:
+        """The sources, one or more."""
+        return self.sources or ((self.source,) if self.source else ())
+
+    @property
+    def scalar_columns(self) -> dict[str, ColumnConfig]:
+        """The columns of one value each, which tf.Transform analyses."""
+        return {name: column for name, column in self.columns.items() if column.is_scalar}
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> "BuildConfig":
+        if (self.source is None) == (not self.sources):
+            raise ValueError("set either source, or sources with a list of them")
+        names = [source.name for source in self.sources]
+        if twice := [name for name in names if names.count(name) > 1]:
+            what = f"{twice[0]!r} is the name of several" if twice[0] else "several have no name"
+            raise ValueError(f"sources: {what}; give each a name of its own, so that their keys cannot meet")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> "BuildConfig":
+        if clash := sorted(RESERVED_COLUMNS & set(self.columns)):
+            raise ValueError(
+                f"columns: {clash[0]!r} is a name of our own; choose another and map it with source.fields"
+            )
+        if self.boxes is None and (per_box := [name for name, each in self.columns.items() if each.per == "box"]):
+            raise ValueError(f"columns.{per_box[0]} has a value per box, but there are no boxes; add `boxes: {{}}`")
+        return self
+
+    @field_validator("max_reject_fraction", "max_rejects")
+    @classmethod
+    def _known_reasons(cls, budget: Any) -> Any:
+        known = [ALL, *Reason]
+        if isinstance(budget, dict) and (unknown := [name for name in budget if name not in known]):
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"reasons are {', '.join(known)}"
+            raise ValueError(f"unknown reason {unknown[0]!r}; {hint}")
+        return budget
 
     @field_validator("name")
     @classmethod
@@ -158,4 +307,11 @@ class BuildConfig(Settings):
 
     def byte_shaping(self) -> dict[str, Any]:
         """The settings that decide what the shards contain: not where they come from or where they go."""
-        return self.model_dump(mode="json", exclude={"output": True, "max_reject_fraction": True, "source": {"path"}})
+        values = self.model_dump(mode="json", exclude=set(_NOT_SHAPING))
+        places = {"path", "root", "labels_path", "arguments"}  # arguments may hold places too
+        values["sources"] = [source.model_dump(mode="json", exclude=places) for source in self.all_sources]
+        values["labels"].pop("names")  # the names themselves are in the manifest
+        return values
+
+
+_NOT_SHAPING = ("output", "source", "max_reject_fraction", "max_rejects", "quarantine")

@@ -1,48 +1,50 @@
 """Facts: one small row per example, stored as Arrow batches, from which tf.Transform computes what training needs.
 
-The rows hold the picture's channel moments, never its pixels; a million of them are some 40 MB.
+The rows hold a picture's channel moments, never its pixels; a million of them are some 50 MB. They stay with the
+dataset: whatever changes a part of it later (a retry, an append) analyses all of it again without opening a picture.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.config import ColumnConfig
-from pipelines.images import Picture
-from pipelines.values import ImageRef
+from pipelines.config import BuildConfig
+from pipelines.values import Content
 from shards.files import open_atomically
 
-# What every row has. `pixel` is the picture's mean colour: a picture is a batch of pixels, and this is their average.
-PIXEL, PIXEL_SQUARE, LABEL_NAME = "pixel", "pixel_square", "label_name"
+# `pixel` is the picture's mean colour: a picture is a batch of pixels, and this is their average.
+PIXEL, PIXEL_SQUARE, FEATURES, LABEL_NAME, TARGET = "pixel", "pixel_square", "features", "label_name", "target"
+INPUT = "input"  # the digest of the example's ref, by which a later run knows that the input is still the same
 _ARROW_TYPES = {"int": pa.int64(), "float": pa.float32(), "text": pa.binary()}
 _BATCH_ROWS = 10_000
 
 
-def facts_schema(columns: Mapping[str, ColumnConfig]) -> pa.Schema:
-    """The Arrow schema of the rows; tf.Transform wants every value as a list."""
-    moments = [(name, pa.list_(pa.float32())) for name in (PIXEL, PIXEL_SQUARE)]
-    extras = [(name, pa.list_(_ARROW_TYPES[column.type])) for name, column in columns.items()]
-    return pa.schema([*moments, (LABEL_NAME, pa.list_(pa.binary())), *extras])
+def facts_schema(config: BuildConfig, content: Content) -> pa.Schema:
+    """The Arrow schema of the rows that tf.Transform sees; it wants every value as a list."""
+    payload = [PIXEL, PIXEL_SQUARE] if content.is_images else [FEATURES]
+    fields = [(name, pa.list_(pa.float32())) for name in payload]
+    if config.labels.kind in ("single", "multi"):
+        fields.append((LABEL_NAME, pa.list_(pa.binary())))
+    elif config.labels.kind == "regression":
+        fields.append((TARGET, pa.list_(pa.float32())))
+    fields += [(name, pa.list_(_ARROW_TYPES[column.type])) for name, column in config.scalar_columns.items()]
+    return pa.schema(fields)
 
 
 class FactsWriter:
     """Collects the rows of one shard and writes them as one Arrow file."""
 
-    def __init__(self, columns: Mapping[str, ColumnConfig]) -> None:
+    def __init__(self, config: BuildConfig, content: Content) -> None:
         """Rows stay in memory until `save`: they are a hundred bytes each."""
-        self._schema = facts_schema(columns)
-        self._columns: dict[str, list[list[Any]]] = {name: [] for name in self._schema.names}
-        self._extras = list(columns)
+        self._schema = facts_schema(config, content).append(pa.field(INPUT, pa.uint64()))
+        self._columns: list[list[Any]] = [[] for _ in self._schema.names]
 
-    def add(self, ref: ImageRef, picture: Picture) -> None:
-        """Adds the row of one example."""
-        self._columns[PIXEL].append(list(picture.channel_mean))
-        self._columns[PIXEL_SQUARE].append(list(picture.channel_mean_square))
-        self._columns[LABEL_NAME].append([ref.label.encode()])
-        for name, value in zip(self._extras, ref.columns, strict=True):
-            self._columns[name].append([value.encode() if isinstance(value, str) else value])
+    def add(self, row: Sequence[Any], digest: int) -> None:
+        """Adds the row of one example, with the digest of its ref."""
+        for column, value in zip(self._columns, (*row, digest), strict=True):
+            column.append(value)
 
     def save(self, path: Path) -> None:
         """Writes the file."""
@@ -52,6 +54,7 @@ class FactsWriter:
 
 
 def read_facts(path: str) -> list[pa.RecordBatch]:
-    """The batches of one shard's facts."""
+    """The batches of one shard's facts, as tf.Transform sees them."""
     with pa.ipc.open_file(path) as reader:
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    return [batch.select([name for name in batch.schema.names if name != INPUT]) for batch in batches]

@@ -34,6 +34,7 @@ import simplejpeg
 from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, WebPImagePlugin
 
 from pipelines.config import ImageConfig
+from pipelines.forms import to_pixels
 from pipelines.headers import Format, JpegFacts, PngHeader, read_jpeg_facts, read_png_header, read_webp_header, sniff
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.resize import WHITE, Geometry, Pixels, Size, jpeg_shrink, plan_resize, resample
@@ -77,7 +78,10 @@ FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as it is stored, with the moments of its pixels (RGB, values in 0..1) before they were encoded."""
+    """A picture as it is stored, with the moments of its pixels (RGB, values in 0..1) before they were encoded.
+
+    `stored_size`, `orientation` and `geometry` tell how it came from the file's own pixels, so that boxes can follow.
+    """
 
     data: bytes
     format: StoredFormat
@@ -85,13 +89,17 @@ class Picture:
     width: int
     channel_mean: Moments
     channel_mean_square: Moments
+    stored_size: Size
+    orientation: int
+    geometry: Geometry
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file whose header was read; `decode` gives RGB pixels of its size, or less if still twice what is asked."""
 
-    format: Format
+    format: Format | Literal["array"]
     size: Size  # as stored in the file, before the orientation is applied
     decode: Callable[[Size], Pixels]
     orientation: int = 1
@@ -100,7 +108,18 @@ class Source:
 
 def process_image(data: bytes, config: ImageConfig) -> Picture:
     """Returns the picture that a record stores for this file; raises RejectedImage if there is none."""
-    source = open_source(data, config)
+    return _process(open_source(data, config), config, data)
+
+
+def process_array(data: bytes, form: str, config: ImageConfig) -> Picture:
+    """The same for an array of pixels."""
+    pixels = to_pixels(data, form)
+    source = Source("array", (pixels.shape[0], pixels.shape[1]), lambda scaled: pixels)
+    _check_header(source, config)
+    return _process(source, config, data)
+
+
+def _process(source: Source, config: ImageConfig, data: bytes) -> Picture:
     turned = source.orientation >= 5
     height, width = source.size[::-1] if turned else source.size
     plan = plan_resize(height, width, config.resize)
@@ -110,7 +129,8 @@ def process_image(data: bytes, config: ImageConfig) -> Picture:
     pixels = resample(orient(source.decode(plan.scaled[::-1] if turned else plan.scaled), source.orientation), plan)
     keep = config.encode.format == "original" and source.is_plain and unchanged
     encoded = data if keep else encode(pixels, stored, quality=config.encode.quality)
-    return Picture(encoded, stored, *plan.final, *channel_moments(pixels))
+    moments = channel_moments(pixels)
+    return Picture(encoded, stored, *plan.final, *moments, source.size, source.orientation, plan)
 
 
 def open_source(data: bytes, config: ImageConfig) -> Source:
@@ -125,10 +145,14 @@ def open_source(data: bytes, config: ImageConfig) -> Source:
         message = f"file starts with {data[:8]!r}, which is not JPEG, PNG, BMP, GIF or WebP"
         raise RejectedImage(Reason.UNKNOWN_FORMAT, message)
     source = OPENERS[form](data) if form in OPENERS else open_with_pillow(form, data)
-    if min(source.size) < 1:
-        raise RejectedImage(Reason.DECODE_FAILED, f"{form} picture has no pixels ({_show(source.size)})")
-    _check_pixels(source.size, "picture has", config)
+    _check_header(source, config)
     return source
+
+
+def _check_header(source: Source, config: ImageConfig) -> None:
+    if min(source.size) < 1:
+        raise RejectedImage(Reason.DECODE_FAILED, f"{source.format} picture has no pixels ({_show(source.size)})")
+    _check_pixels(source.size, "picture has", config)
 
 
 def check_result(plan: Geometry, stored: StoredFormat, config: ImageConfig) -> None:
@@ -291,7 +315,7 @@ def stored_format(source: Source, config: ImageConfig) -> StoredFormat:
     """Returns the format of the record's bytes; `original` never makes a lossless picture lossy."""
     if config.encode.format != "original":
         return config.encode.format
-    return "png" if source.format in ("png", "gif", "bmp") else "jpeg"
+    return "png" if source.format in ("png", "gif", "bmp", "array") else "jpeg"
 
 
 def encode(pixels: Pixels, stored: StoredFormat, *, quality: int) -> bytes:

@@ -1,6 +1,7 @@
 """Where a build puts things.
 
-The dataset's own files, and the working files under `.build` that a finished build leaves no trace of.
+The dataset's own files; the state beside them from which later runs go on (plan, receipts, facts); and the working
+files under `.build`, of which a finished build leaves no trace.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.plan import Plan, SplitPlan
-from pipelines.values import PlannedShard, Receipt
+from pipelines.values import Account, Content, PlannedShard, Receipt
 from shards.errors import UsageError
 from shards.files import write_atomically
 from shards.manifest import MANIFEST
@@ -29,13 +30,23 @@ class BuildFolder:
 
     @property
     def work(self) -> Path:
-        """Receipts, facts and progress of a build that is under way."""
+        """Progress, logs and spooled inputs of a build that is under way."""
         return self.root / ".build"
 
     @property
+    def state(self) -> Path:
+        """What later runs need to know of how the dataset was made."""
+        return self.root / "state"
+
+    @property
+    def spool(self) -> Path:
+        """Inputs that cannot be read in place, copied to where they can."""
+        return self.work / "spool"
+
+    @property
     def plan(self) -> Path:
-        """The shard plan, for those who watch the build."""
-        return self.work / "plan.json"
+        """The shard plan."""
+        return self.state / "plan.json"
 
     @property
     def worker_log(self) -> Path:
@@ -56,11 +67,11 @@ class BuildFolder:
 
     def receipt(self, shard: PlannedShard) -> Path:
         """What the finished shard says of itself."""
-        return self.work / "receipts" / f"{shard.slug}.json"
+        return self.state / "receipts" / f"{shard.slug}.json"
 
     def facts(self, shard: PlannedShard) -> Path:
         """One row per example, for tf.Transform."""
-        return self.work / "facts" / f"{shard.slug}.arrow"
+        return self.state / "facts" / f"{shard.slug}.arrow"
 
     def progress(self, shard: PlannedShard) -> Path:
         """How far the shard's worker is."""
@@ -88,8 +99,8 @@ class BuildFolder:
         if self.root.is_dir():
             for path in self.root.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for name in ("receipts", "facts", "progress"):
-            (self.work / name).mkdir(parents=True)
+        for folder in (self.state / "receipts", self.state / "facts", self.work / "progress"):
+            folder.mkdir(parents=True)
         (self.root / "rejected").mkdir()
 
 
@@ -106,7 +117,8 @@ def load_plan(path: Path) -> Plan:
         return Plan(labels=(), label_counts={}, splits=())
     values = json.loads(path.read_text(encoding="utf-8"))
     splits = tuple(SplitPlan(**split | {"starts": tuple(split["starts"])}) for split in values["splits"])
-    return Plan(**values | {"labels": tuple(values["labels"]), "splits": splits})
+    content = Content(**values["content"])
+    return Plan(**values | {"labels": tuple(values["labels"]), "splits": splits, "content": content})
 
 
 def save_receipt(receipt: Receipt, path: Path) -> None:
@@ -117,4 +129,6 @@ def save_receipt(receipt: Receipt, path: Path) -> None:
 def load_receipt(path: Path) -> Receipt:
     """Reads a stored receipt."""
     values = json.loads(path.read_text(encoding="utf-8"))
-    return Receipt(**values | {"smallest": tuple(values["smallest"]), "largest": tuple(values["largest"])})
+    sources = {name: Account(**account) for name, account in values["sources"].items()}
+    sides = {name: tuple(values[name]) for name in ("smallest", "largest")}
+    return Receipt(**values | sides | {"sources": sources})

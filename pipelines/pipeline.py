@@ -5,34 +5,39 @@ List -> plan -> group references by shard -> write shards. Logic lives in the si
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import apache_beam as beam
 
+import pipelines.coders  # noqa: F401  (registers how refs travel)
 from pipelines.config import BuildConfig
+from pipelines.decoders import DecoderPool
 from pipelines.layout import BuildFolder, save_plan
 from pipelines.plan import Listing, Plan, choose_split, make_plan
-from pipelines.sources import list_partition, partition_source
-from pipelines.values import ImageRef, PlannedShard, Receipt
-from pipelines.write import Threads, write_shard
+from pipelines.sources import list_partition, partition_sources
+from pipelines.sources.rows import read_names
+from pipelines.values import InputRef, PlannedShard, Receipt
+from pipelines.write import write_shard
 
 
 @dataclass(eq=False)
-class ListImages(beam.PTransform):
-    """Lists a source as references; each partition is listed by one worker."""
+class ListInputs(beam.PTransform):
+    """Lists the sources as references; each partition is listed by one worker.
+
+    What cannot be read in place is copied to `spool` on the way; a dry run has none.
+    """
 
     config: BuildConfig
+    spool: str = ""
 
-    def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection[ImageRef]:
+    def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection[InputRef]:
         """Root -> refs."""
-        source = self.config.source
         return (
             root
-            | "Partitions" >> beam.Create(partition_source(source))  # Partition
+            | "Partitions" >> beam.Create(partition_sources(self.config))  # Partition
             | "Spread" >> beam.Reshuffle()  # Partition
-            | "List" >> beam.FlatMap(list_partition, columns=source.columns).with_output_types(ImageRef)  # ImageRef
+            | "List" >> beam.FlatMap(list_partition, self.config, self.spool).with_output_types(InputRef)  # InputRef
         )
 
 
@@ -43,13 +48,13 @@ class PlanShards(beam.PTransform):
     config: BuildConfig
     path: Path
 
-    def expand(self, refs: beam.PCollection[ImageRef]) -> beam.PCollection[Plan]:
+    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Plan]:
         """Refs -> one plan."""
         return (
             refs
             # Without defaults: for these Beam would hand the whole listing round as a side input.
             | "Count" >> beam.CombineGlobally(CountRefs(self.config)).without_defaults()  # Listing
-            | "Plan" >> beam.Map(make_plan, config=self.config)  # Plan
+            | "Plan" >> beam.Map(make_plan, config=self.config, label_names=read_names(self.config))  # Plan
             | "Store" >> beam.Map(_store_plan, path=self.path)  # Plan
         )
 
@@ -70,7 +75,7 @@ class CountRefs(beam.CombineFn):
         """Nothing counted."""
         return Listing()
 
-    def add_input(self, listing: Listing, ref: ImageRef) -> Listing:
+    def add_input(self, listing: Listing, ref: InputRef) -> Listing:
         """Counts one ref."""
         return listing.add(ref, self._config)
 
@@ -92,48 +97,48 @@ class WriteShards(beam.PTransform):
 
     config: BuildConfig
     plan: beam.pvalue.AsSingleton
-    threads: int
+    decoders: int
 
-    def expand(self, refs: beam.PCollection[ImageRef]) -> beam.PCollection[Receipt]:
+    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Receipt]:
         """Refs -> receipts."""
         return (
             refs
-            | "KeyByShard" >> beam.Map(key_by_shard, self.plan, self.config).with_output_types(tuple[int, ImageRef])
-            | "GroupByShard" >> beam.GroupByKey()  # (shard number, [ImageRef])
-            | "WriteShard" >> beam.ParDo(WriteShard(self.config, self.threads), self.plan)  # Receipt
+            | "KeyByShard" >> beam.Map(key_by_shard, self.plan, self.config).with_output_types(tuple[int, InputRef])
+            | "GroupByShard" >> beam.GroupByKey()  # (shard number, [InputRef])
+            | "WriteShard" >> beam.ParDo(WriteShard(self.config, self.decoders), self.plan)  # Receipt
         )
 
 
-def key_by_shard(ref: ImageRef, plan: Plan, config: BuildConfig) -> tuple[int, ImageRef]:
+def key_by_shard(ref: InputRef, plan: Plan, config: BuildConfig) -> tuple[int, InputRef]:
     """A ref with the number of the shard that will hold it."""
     return plan.split(choose_split(ref, config.splits)).shard_of(ref).number, ref
 
 
 class WriteShard(beam.DoFn):
-    """Writes one shard per element; a DoFn because the threads live as long as the worker."""
+    """Writes one shard per element; a DoFn because the decoders live as long as the worker."""
 
-    def __init__(self, config: BuildConfig, threads: int) -> None:
-        """`threads` is how many pictures one worker processes at once."""
-        self._config, self._threads = config, threads
+    def __init__(self, config: BuildConfig, decoders: int) -> None:
+        """`decoders` is how many inputs one worker processes at once."""
+        self._config, self._count = config, decoders
 
     def setup(self) -> None:
-        """Starts the threads."""
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="image")
+        """Starts the decoders."""
+        self._decoders = DecoderPool(self._config, self._count)
 
     def teardown(self) -> None:
-        """Ends the threads."""
-        self._executor.shutdown()
+        """Lets the decoders go."""
+        self._decoders.close()
 
-    def process(self, element: tuple[int, Iterable[ImageRef]], plan: Plan) -> Iterator[Receipt]:
+    def process(self, element: tuple[int, Iterable[InputRef]], plan: Plan) -> Iterator[Receipt]:
         """(number, refs) -> the shard's receipt."""
         number, refs = element
         shard = plan.shards[number]
         yield write_shard(
             shard,
             refs,
-            labels=plan.labels,
+            plan=plan,
             config=self._config,
-            threads=Threads(self._executor, self._threads),
+            decoders=self._decoders,
             watch=_report_to(BuildFolder(Path(self._config.output)), shard),
         )
 

@@ -7,13 +7,15 @@ nothing but a lookup, however many images there are.
 """
 
 import hashlib
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipelines.config import BuildConfig, ImageConfig, ShardsConfig, SplitsConfig
-from pipelines.values import ImageRef, PlannedShard
+from pipelines.forms import pixel_count, row_length
+from pipelines.values import Content, InputRef, Location, PlannedShard
 from shards.errors import UsageError
 from shards.records import FRAMING_BYTES
 
@@ -22,6 +24,7 @@ PREFIX_BITS = 20
 # What a record holds besides the picture: feature names, key, label name, numbers.
 _EXAMPLE_OVERHEAD = 160 + FRAMING_BYTES
 MEGABYTE = 1_000_000
+_INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
 
 def stable_hash(text: str, *, salt: str) -> int:
@@ -35,7 +38,7 @@ def order_hash(key: str) -> int:
     return stable_hash(key, salt="order")
 
 
-def choose_split(ref: ImageRef, splits: SplitsConfig) -> str:
+def choose_split(ref: InputRef, splits: SplitsConfig) -> str:
     """The split the source gives, or the one that the salted hash of group or key falls in."""
     if ref.split and splits.use_given:
         return ref.split
@@ -50,16 +53,22 @@ def choose_split(ref: ImageRef, splits: SplitsConfig) -> str:
     return next(name for name, fraction in reversed(splits.fractions.items()) if fraction > 0)
 
 
-def estimate_record_bytes(ref: ImageRef, image: ImageConfig) -> int:
+def estimate_record_bytes(ref: InputRef, image: ImageConfig) -> int:
     """The size of a ref's record, guessed without opening the file."""
-    return _estimate_picture_bytes(ref.size, image) + _EXAMPLE_OVERHEAD + 2 * len(ref.key)
+    length = row_length(ref.location.form)
+    payload = 4 * length if length else _estimate_picture_bytes(ref.location, image)
+    return payload + _EXAMPLE_OVERHEAD + 2 * len(ref.key) + 16 * len(ref.boxes)
 
 
-def _estimate_picture_bytes(file_bytes: int, image: ImageConfig) -> int:
-    if image.resize.mode == "none":
+def _estimate_picture_bytes(location: Location, image: ImageConfig) -> int:
+    file_bytes = location.size
+    if image.resize.mode == "none" and not location.form:
         return file_bytes
-    height, width = image.resize.box
-    pixels = height * width * (4 / 3 if image.resize.mode.startswith("keep_ratio") else 1)
+    if image.resize.mode == "none":
+        pixels: float = pixel_count(location.form)
+    else:
+        height, width = image.resize.box
+        pixels = height * width * (4 / 3 if image.resize.mode.startswith("keep_ratio") else 1)
     # Photographs of a few hundred pixels: 0.15 to 0.5 bytes per pixel as JPEG of quality 75 to 95, about 2 as PNG.
     quality = image.encode.quality
     density = 2.0 if image.encode.format == "png" else 0.15 if quality <= 75 else 0.15 + (quality - 75) * 0.0175
@@ -74,9 +83,10 @@ class Listing:
     images: Counter[tuple[str, int]] = field(default_factory=Counter)
     bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
+    row_lengths: Counter[int] = field(default_factory=Counter)  # 0: pictures
     faulty: int = 0
 
-    def add(self, ref: ImageRef, config: BuildConfig) -> "Listing":
+    def add(self, ref: InputRef, config: BuildConfig) -> "Listing":
         """Counts one ref."""
         cell = choose_split(ref, config.splits), order_hash(ref.key) >> (64 - PREFIX_BITS)
         self.images[cell] += 1
@@ -84,7 +94,8 @@ class Listing:
         if ref.fault:
             self.faulty += 1
         else:
-            self.labels[ref.label] += 1
+            self.labels.update(ref.labels)
+            self.row_lengths[row_length(ref.location.form)] += 1
         return self
 
     def merge(self, other: "Listing") -> "Listing":
@@ -92,6 +103,7 @@ class Listing:
         self.images.update(other.images)
         self.bytes.update(other.bytes)
         self.labels.update(other.labels)
+        self.row_lengths.update(other.row_lengths)
         self.faulty += other.faulty
         return self
 
@@ -106,7 +118,7 @@ class SplitPlan:
     first_number: int
     starts: tuple[int, ...]
 
-    def shard_of(self, ref: ImageRef) -> PlannedShard:
+    def shard_of(self, ref: InputRef) -> PlannedShard:
         """The shard that holds a ref of this split."""
         index = bisect_right(self.starts, order_hash(ref.key) >> (64 - PREFIX_BITS)) - 1
         return PlannedShard(number=self.first_number + index, split=self.name, index=index)
@@ -120,6 +132,7 @@ class Plan:
     label_counts: Mapping[str, int]
     splits: tuple[SplitPlan, ...]
     faulty: int = 0
+    content: Content = field(default_factory=Content)
 
     @property
     def images(self) -> int:
@@ -135,13 +148,21 @@ class Plan:
             for index in range(len(split.starts))
         )
 
+    @property
+    def label_ids(self) -> dict[str, int]:
+        """Every label with its id."""
+        return {label: number for number, label in enumerate(self.labels)}
+
     def split(self, name: str) -> SplitPlan:
         """The plan of one split."""
         return next(split for split in self.splits if split.name == name)
 
 
-def make_plan(listing: Listing, config: BuildConfig) -> Plan:
-    """Turns counts into shard ranges and label ids; labels are sorted names, so ids depend on nothing else."""
+def make_plan(listing: Listing, config: BuildConfig, *, label_names: tuple[str, ...] = ()) -> Plan:
+    """Turns counts into shard ranges and label ids.
+
+    Label ids are the order of `label_names` if there are any, else of the sorted labels: they depend on nothing else.
+    """
     names = split_order({name for name, _ in listing.images}, config.splits)
     check_split_names(names, config)
     splits: list[SplitPlan] = []
@@ -152,8 +173,24 @@ def make_plan(listing: Listing, config: BuildConfig) -> Plan:
         starts = choose_ranges(name, prefixes, weights, images=images, config=config.shards)
         first = splits[-1].first_number + len(splits[-1].starts) if splits else 0
         splits.append(SplitPlan(name, images, sum(weights), first, starts))
-    counts = dict(sorted(listing.labels.items()))
-    return Plan(tuple(counts), counts, tuple(splits), faulty=listing.faulty)
+    labels = label_names or sort_labels(listing.labels)
+    counts = {label: listing.labels[label] for label in labels}
+    return Plan(labels, counts, tuple(splits), faulty=listing.faulty, content=find_content(listing))
+
+
+def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels in id order: by name, or by value if all are integers, so that 2 stands before 10."""
+    found = sorted(labels)
+    return tuple(sorted(found, key=int) if all(map(_INTEGER.fullmatch, found)) else found)
+
+
+def find_content(listing: Listing) -> Content:
+    """What the records will hold; refuses a mixture."""
+    lengths = sorted(listing.row_lengths)
+    if len(lengths) > 1:
+        kinds = [f"{listing.row_lengths[n]:,} {f'rows of {n} features' if n else 'pictures'}" for n in lengths]
+        raise UsageError(f"the inputs are {' and '.join(kinds)}; a dataset holds one kind: build one of each")
+    return Content(row_length=lengths[0] if lengths else 0)
 
 
 def split_order(names: Iterable[str], splits: SplitsConfig) -> list[str]:

@@ -41,7 +41,7 @@ class Watch:
         """The counts now."""
         if self._total is None and self._folder.plan.exists():
             self._total = load_plan(self._folder.plan).images
-        for path in (self._folder.work / "receipts").glob("*.json"):
+        for path in (self._folder.state / "receipts").glob("*.json"):
             if path.stem not in self._finished:
                 receipt = load_receipt(path)
                 self._finished[path.stem] = (receipt.read, sum(receipt.rejected.values()))

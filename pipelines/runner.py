@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_plan
-from pipelines.pipeline import ListImages, PlanShards, WriteShards
+from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.plan import Plan
 from shards.errors import ShardsmithError, UsageError
 
@@ -57,8 +57,8 @@ def is_local(options: PipelineOptions) -> bool:
     return str(options.view_as(StandardOptions).runner).rpartition(".")[2] in _LOCAL_RUNNERS
 
 
-def threads_per_worker(options: PipelineOptions) -> int:
-    """How many pictures a worker processes at once, so that all workers together fill the machine."""
+def decoders_per_worker(options: PipelineOptions) -> int:
+    """How many inputs a worker processes at once, so that all workers together fill the machine."""
     direct = options.view_as(DirectOptions)
     if not is_local(options):
         return 2  # The runner places one worker per core; the second thread reads while the first computes.
@@ -73,19 +73,20 @@ def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
         path = Path(scratch) / "work" / "plan.json"
         path.parent.mkdir()
         with beam.Pipeline(options=options) as pipeline:
-            _ = pipeline | "ListImages" >> ListImages(config) | "PlanShards" >> PlanShards(config, path)
+            _ = pipeline | "ListInputs" >> ListInputs(config) | "PlanShards" >> PlanShards(config, path)
         return load_plan(path)
 
 
 def run_build(config: BuildConfig, *, options: PipelineOptions) -> Plan:
     """Writes every shard and returns the plan that was carried out."""
-    path = BuildFolder(Path(config.output)).plan
+    folder = BuildFolder(Path(config.output))
     with explain_failures(config):
         with beam.Pipeline(options=options) as pipeline:
-            refs = pipeline | "ListImages" >> ListImages(config)
-            plan = refs | "PlanShards" >> PlanShards(config, path)
-            _ = refs | "WriteShards" >> WriteShards(config, beam.pvalue.AsSingleton(plan), threads_per_worker(options))
-        return load_plan(path)
+            refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool))
+            plan = refs | "PlanShards" >> PlanShards(config, folder.plan)
+            side = beam.pvalue.AsSingleton(plan)
+            _ = refs | "WriteShards" >> WriteShards(config, side, decoders_per_worker(options))
+        return load_plan(folder.plan)
 
 
 @contextmanager

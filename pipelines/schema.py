@@ -10,45 +10,79 @@ from typing import Any
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from pipelines.config import ColumnConfig
+from pipelines.config import BuildConfig, ColumnConfig
+from pipelines.values import Content
 from shards.manifest import FeatureEntry, SplitEntry
 
-FEATURES = (
-    FeatureEntry(name="image", type="bytes", description="the encoded picture, 8-bit RGB"),
-    FeatureEntry(name="label", type="int64", description="class id, from 0, in the order of the manifest's labels"),
-    FeatureEntry(name="label_name", type="bytes", description="class name, UTF-8"),
-    FeatureEntry(name="key", type="bytes", description="source-relative path or the listing's id, UTF-8"),
+KEY = FeatureEntry(name="key", type="bytes", description="source-relative path or the listing's id, UTF-8")
+IMAGE = FeatureEntry(name="image", type="bytes", description="the encoded picture, 8-bit RGB")
+SIDES = (
     FeatureEntry(name="height", type="int64", description="rows of the stored picture"),
     FeatureEntry(name="width", type="int64", description="columns of the stored picture"),
+)
+BOXES = FeatureEntry(
+    name="boxes", type="float", length=None, description="ymin, xmin, ymax, xmax of each box, as fractions"
 )
 _RECORD_TYPES: dict[str, Any] = {"int": "int64", "float": "float", "text": "bytes"}
 _TFMD_TYPES = {"bytes": schema_pb2.BYTES, "int64": schema_pb2.INT, "float": schema_pb2.FLOAT}
 
 
-def feature_list(columns: Mapping[str, ColumnConfig]) -> tuple[FeatureEntry, ...]:
+def feature_list(config: BuildConfig, content: Content) -> tuple[FeatureEntry, ...]:
     """Our own features, then the user's columns."""
-    extras = (
-        FeatureEntry(name=name, type=_RECORD_TYPES[column.type], description=f"extra column of type {column.type}")
-        for name, column in columns.items()
-    )
-    return (*FEATURES, *extras)
+    row = FeatureEntry(name="features", type="float", description="the row of numbers", length=content.row_length or 1)
+    payload = [IMAGE] if content.is_images else [row]
+    extras = [_column_entry(name, column) for name, column in config.columns.items()]
+    boxes = [BOXES] if config.boxes else []
+    return (*payload, *_label_entries(config), KEY, *(SIDES if content.is_images else ()), *boxes, *extras)
+
+
+def _label_entries(config: BuildConfig) -> list[FeatureEntry]:
+    labels = config.labels
+    if labels.kind == "none":
+        return []
+    if labels.kind == "regression":
+        return [FeatureEntry(name="target", type="float", description="what is predicted", length=labels.length)]
+    several = labels.kind == "multi"
+    told = f"class id{'s' * several}, from 0, in the order of the manifest's labels"
+    length = None if several else 1
+    return [
+        FeatureEntry(name="label", type="int64", description=told, length=length),
+        FeatureEntry(name="label_name", type="bytes", description=f"class name{'s' * several}, UTF-8", length=length),
+    ]
+
+
+def _column_entry(name: str, column: ColumnConfig) -> FeatureEntry:
+    what = "a value per box" if column.per == "box" else "extra column"
+    kind, length = _RECORD_TYPES[column.type], 1 if column.is_scalar else None
+    return FeatureEntry(name=name, type=kind, description=f"{what} of type {column.type}", length=length)
 
 
 def schema_text(features: Sequence[FeatureEntry], labels: Sequence[str]) -> str:
-    """schema.pbtxt: every feature is required and scalar; `image` is an image, the label has its domain."""
+    """schema.pbtxt: lengths are fixed where ours are; `image` is an image, the label has its domain."""
     schema = schema_pb2.Schema()
     for entry in features:
-        feature = schema.feature.add(name=entry.name, type=_TFMD_TYPES[entry.type])
-        feature.presence.min_fraction = 1.0
-        feature.presence.min_count = 1
-        feature.shape.SetInParent()  # an empty shape is a scalar
+        _add_feature(schema, entry)
     by_name = {feature.name: feature for feature in schema.feature}
-    by_name["image"].image_domain.SetInParent()
-    domain = by_name["label"].int_domain
-    domain.name, domain.min, domain.max, domain.is_categorical = "label", 0, len(labels) - 1, True
-    by_name["label_name"].string_domain.name = "label_name"
-    by_name["label_name"].string_domain.value.extend(labels)
+    if "image" in by_name:
+        by_name["image"].image_domain.SetInParent()
+    if "label" in by_name:
+        domain = by_name["label"].int_domain
+        domain.name, domain.min, domain.max, domain.is_categorical = "label", 0, len(labels) - 1, True
+        by_name["label_name"].string_domain.name = "label_name"
+        by_name["label_name"].string_domain.value.extend(labels)
     return text_format.MessageToString(schema)
+
+
+def _add_feature(schema: Any, entry: FeatureEntry) -> None:
+    feature = schema.feature.add(name=entry.name, type=_TFMD_TYPES[entry.type])
+    if entry.length is None:
+        feature.value_count.min = 0
+        return
+    feature.presence.min_fraction = 1.0
+    feature.presence.min_count = 1
+    feature.shape.SetInParent()  # an empty shape is a scalar
+    if entry.length > 1:
+        feature.shape.dim.add(size=entry.length)
 
 
 def tfds_files(
@@ -59,26 +93,29 @@ def tfds_files(
     *,
     image_format: str,
 ) -> dict[str, str]:
-    """The three text files that `tfds.builder_from_directory` reads, by file name."""
+    """The text files that `tfds.builder_from_directory` reads, by file name."""
+    names = {"label.labels.txt": "".join(f"{label}\n" for label in labels)} if labels else {}
     return {
-        "dataset_info.json": _json(_dataset_info(name, splits)),
+        "dataset_info.json": _json(_dataset_info(name, features, splits)),
         "features.json": _json(_tfds_features(features, labels, image_format)),
-        "label.labels.txt": "".join(f"{label}\n" for label in labels),
-    }
+    } | names
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def _dataset_info(name: str, splits: Sequence[SplitEntry]) -> dict[str, Any]:
+def _dataset_info(name: str, features: Sequence[FeatureEntry], splits: Sequence[SplitEntry]) -> dict[str, Any]:
+    there = {feature.name for feature in features}
+    keys = [{"featureKey": key} for key in ("image", "features", "label", "target") if key in there]
+    supervised = {"supervisedKeys": {"tuple": {"items": keys}}} if len(keys) == 2 else {}
     # proto-JSON: 64-bit integers are text.
     return {
         "name": name,
         "version": "1.0.0",
         "description": "Made by shardsmith.",
         "fileFormat": "tfrecord",
-        "supervisedKeys": {"tuple": {"items": [{"featureKey": "image"}, {"featureKey": "label"}]}},
+        **supervised,
         "splits": [
             {
                 "name": split.name,
@@ -107,19 +144,23 @@ def _tfds_features(features: Sequence[FeatureEntry], labels: Sequence[str], imag
             "classLabel": {"numClasses": str(len(labels))},
         },
     }
-    text = {"pythonClassName": f"{core}text_feature.Text", "text": {}}
     return {
         "pythonClassName": f"{core}features_dict.FeaturesDict",
-        "featuresDict": {
-            "features": {
-                entry.name: special.get(entry.name)
-                or (text if entry.type == "bytes" else _tfds_number(f"{core}scalar.Scalar", entry))
-                for entry in features
-            }
-        },
+        "featuresDict": {"features": {entry.name: _tfds_feature(core, entry, special) for entry in features}},
     }
 
 
-def _tfds_number(class_name: str, entry: FeatureEntry) -> dict[str, Any]:
+def _tfds_feature(core: str, entry: FeatureEntry, special: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    text = {"pythonClassName": f"{core}text_feature.Text", "text": {}}
+    one = special.get(entry.name) or (text if entry.type == "bytes" else _tfds_number(core, entry))
+    if entry.length is not None:
+        return one
+    return {"pythonClassName": f"{core}sequence_feature.Sequence", "sequence": {"feature": one, "length": "-1"}}
+
+
+def _tfds_number(core: str, entry: FeatureEntry) -> dict[str, Any]:
     dtype = "float32" if entry.type == "float" else "int64"
-    return {"pythonClassName": class_name, "tensor": {"shape": {}, "dtype": dtype, "encoding": "none"}}
+    several = entry.length is not None and entry.length > 1
+    shape = {"dimensions": [str(entry.length)]} if several else {}
+    name = "tensor_feature.Tensor" if several else "scalar.Scalar"
+    return {"pythonClassName": f"{core}{name}", "tensor": {"shape": shape, "dtype": dtype, "encoding": "none"}}

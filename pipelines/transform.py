@@ -21,8 +21,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from tensorflow_metadata.proto.v0 import schema_pb2
 from tfx_bsl.tfxio.tensor_adapter import TensorAdapterConfig
 
-from pipelines.config import ColumnConfig
-from pipelines.facts import LABEL_NAME, PIXEL, PIXEL_SQUARE, facts_schema, read_facts
+from pipelines.config import BuildConfig, ColumnConfig
+from pipelines.facts import FEATURES, LABEL_NAME, PIXEL, PIXEL_SQUARE, TARGET, facts_schema, read_facts
+from pipelines.values import Content
 
 LABEL_FREQUENCY = "label_frequency"
 Tensors = Mapping[str, Any]
@@ -33,12 +34,13 @@ def analyze_facts(
     output: Path,
     *,
     labels: Sequence[str],
-    columns: Mapping[str, ColumnConfig],
+    config: BuildConfig,
+    content: Content,
     options: PipelineOptions,
 ) -> None:
     """Runs one analysis over the facts files and saves the SavedModel at `output`/transform_fn."""
-    adapter = TensorAdapterConfig(facts_schema(columns), _tensor_representations(columns))
-    preprocess = partial(preprocess_facts, labels=tuple(labels), columns=dict(columns))
+    adapter = TensorAdapterConfig(facts_schema(config, content), _tensor_representations(config, content))
+    preprocess = partial(preprocess_facts, labels=tuple(labels), config=config)
     with (
         tempfile.TemporaryDirectory(dir=output) as scratch,
         tft_beam.Context(temp_dir=scratch),
@@ -53,14 +55,22 @@ def analyze_facts(
         _ = transform_fn | "Save" >> tft_beam.WriteTransformFn(str(output))
 
 
-def preprocess_facts(inputs: Tensors, *, labels: Sequence[str], columns: Mapping[str, ColumnConfig]) -> dict[str, Any]:
-    """The graph: label name to id, pixels to zero mean and unit variance, each column by its scale."""
-    # The ids are the plan's (they are in the records already); the vocabulary adds how often each label occurs.
-    tft.vocabulary(inputs[LABEL_NAME], store_frequency=True, vocab_filename=LABEL_FREQUENCY)
-    # Tracked by tft, or the table would be filled anew at every call of the graph.
-    table = tft.make_and_track_object(partial(_label_table, labels), name="labels")
-    outputs = {"label": table.lookup(inputs[LABEL_NAME]), PIXEL: _normalise(inputs)}
-    return outputs | {name: _scale(inputs[name], name, column) for name, column in columns.items()}
+def preprocess_facts(inputs: Tensors, *, labels: Sequence[str], config: BuildConfig) -> dict[str, Any]:
+    """The graph: label names to ids, pixels or features to zero mean and unit variance, each column by its scale."""
+    outputs: dict[str, Any] = {}
+    if LABEL_NAME in inputs:
+        # The ids are the plan's (they are in the records already); the vocabulary adds how often each label occurs.
+        tft.vocabulary(inputs[LABEL_NAME], store_frequency=True, vocab_filename=LABEL_FREQUENCY)
+        # Tracked by tft, or the table would be filled anew at every call of the graph.
+        table = tft.make_and_track_object(partial(_label_table, labels), name="labels")
+        outputs["label"] = table.lookup(inputs[LABEL_NAME])
+    if TARGET in inputs:
+        outputs[TARGET] = tf.identity(inputs[TARGET])
+    if PIXEL in inputs:
+        outputs[PIXEL] = _normalise(inputs)
+    else:
+        outputs[FEATURES] = tft.scale_to_z_score(inputs[FEATURES], elementwise=True)
+    return outputs | {name: _scale(inputs[name], name, each) for name, each in config.scalar_columns.items()}
 
 
 def _label_table(labels: Sequence[str]) -> Any:
@@ -90,9 +100,17 @@ def _scale(values: Any, name: str, column: ColumnConfig) -> Any:
             return tf.identity(values)
 
 
-def _tensor_representations(columns: Mapping[str, ColumnConfig]) -> dict[str, Any]:
-    shapes: dict[str, list[int]] = {PIXEL: [3], PIXEL_SQUARE: [3], LABEL_NAME: [], **{name: [] for name in columns}}
-    return {name: _dense(name, shape) for name, shape in shapes.items()}
+def _tensor_representations(config: BuildConfig, content: Content) -> dict[str, Any]:
+    lengths = {PIXEL: 3, PIXEL_SQUARE: 3, FEATURES: content.row_length, TARGET: config.labels.length}
+    names = facts_schema(config, content).names
+    dense = {name: _dense(name, [lengths[name]] if name in lengths else []) for name in names}
+    return dense | ({LABEL_NAME: _varlen(LABEL_NAME)} if config.labels.kind == "multi" else {})
+
+
+def _varlen(name: str) -> Any:
+    representation = schema_pb2.TensorRepresentation()
+    representation.varlen_sparse_tensor.column_name = name
+    return representation
 
 
 def _dense(name: str, shape: Sequence[int]) -> Any:
@@ -105,5 +123,7 @@ def _dense(name: str, shape: Sequence[int]) -> Any:
 
 def read_label_frequencies(transform_fn: Path) -> dict[str, int]:
     """The label vocabulary that the analysis counted."""
+    if not (transform_fn / "assets" / LABEL_FREQUENCY).exists():
+        return {}  # labels of kind none or regression have no vocabulary
     lines = (transform_fn / "assets" / LABEL_FREQUENCY).read_text(encoding="utf-8").splitlines()
     return {label: int(count) for count, label in (line.split(" ", 1) for line in lines)}

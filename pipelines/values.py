@@ -1,13 +1,15 @@
-"""The vocabulary of a build: what flows from listing to commit, and nothing of it holds pixels."""
+"""The vocabulary of a build: what flows from listing to commit, and nothing of it holds pixels.
 
-import pickle
+Neither Beam nor a decoder is imported here: the decoder processes speak this vocabulary too.
+"""
+
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import apache_beam as beam
-
 Scalar = int | float | str
+Cell = Scalar | tuple[Scalar, ...]
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in the unit that the config states
 
 
 class Fault(NamedTuple):
@@ -17,37 +19,52 @@ class Fault(NamedTuple):
     message: str
 
 
-class ImageRef(NamedTuple):
+class Location(NamedTuple):
+    """Where the bytes of an input lie: a whole file, or `size` bytes of it from `offset` on.
+
+    `coding` says what stands between these bytes and the input ("" nothing, "deflate" a raw deflate stream); `form`
+    says what the input is: "" a picture file, else an array such as `|u1:28,28` (NumPy's type, then the shape). An
+    array of one dimension is a row of features.
+    """
+
+    path: str
+    size: int
+    offset: int = -1  # -1: the whole file
+    modified: int = 0  # of a whole local file, in nanoseconds; 0: not known
+    coding: str = ""
+    form: str = ""
+
+    @property
+    def is_whole_file(self) -> bool:
+        """Whether the input is a file of its own."""
+        return self.offset < 0
+
+
+class InputRef(NamedTuple):
     """One input, by reference. A ref with a fault flows like any other, so that it is counted, and ends as a reject."""
 
     key: str
-    label: str
-    location: str
-    size: int
+    location: Location
+    labels: tuple[str, ...] = ()  # one name, several, or none
+    target: tuple[float, ...] = ()
     split: str = ""  # "" = not given by the source
     group: str = ""
-    columns: tuple[Scalar, ...] = ()
+    columns: tuple[Cell, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    source: int = 0  # which of the config's sources
     fault: Fault | None = None
 
 
-class ImageRefCoder(beam.coders.Coder):
-    """Encodes a ref as a bare tuple: a fifth of what pickling the class with its name costs in the shuffle."""
+@dataclass(frozen=True)
+class Content:
+    """What the records of a build hold: pictures, or rows of `row_length` features."""
 
-    def encode(self, value: ImageRef) -> bytes:
-        """The ref's fields as bytes."""
-        return pickle.dumps((*value[:-1], value.fault and tuple(value.fault)), protocol=5)
+    row_length: int = 0
 
-    def decode(self, encoded: bytes) -> ImageRef:
-        """The ref again."""
-        ref = ImageRef(*pickle.loads(encoded))
-        return ref._replace(fault=Fault(*ref.fault)) if ref.fault else ref
-
-    def is_deterministic(self) -> bool:
-        """Refs are never keys."""
-        return False
-
-
-beam.coders.registry.register_coder(ImageRef, ImageRefCoder)
+    @property
+    def is_images(self) -> bool:
+        """Whether the records hold pictures."""
+        return self.row_length == 0
 
 
 @dataclass(frozen=True)
@@ -71,13 +88,34 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class Reject:
-    """An input that did not become an example, and why."""
+    """An input that did not become an example, and why; `bytes` and `sha256` of what was read, if anything was."""
 
     key: str
     source: str
+    location: str
     reason: str
     message: str
+    bytes: int = 0
     sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of the inputs of one source in one shard, split or dataset."""
+
+    listed: int = 0
+    written: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+
+    def __add__(self, other: "Account") -> "Account":
+        """Both together."""
+        return Account(
+            self.listed + other.listed,
+            self.written + other.written,
+            self.rejected + other.rejected,
+            self.duplicates + other.duplicates,
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +135,11 @@ class Receipt:
     formats: Mapping[str, int]
     smallest: tuple[int, int]
     largest: tuple[int, int]
+    duplicates: int = 0
+    boxes_kept: int = 0
+    boxes_dropped: int = 0
+    kept_truncated: int = 0
+    sources: Mapping[str, Account] = field(default_factory=dict)
 
     @property
     def shard(self) -> PlannedShard:

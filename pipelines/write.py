@@ -1,4 +1,4 @@
-"""Writes one shard from its refs: read ahead, process, encode and frame in the order of the key hash; then its receipt.
+"""Writes one shard from its refs: process ahead, frame in the order of the key hash, account; then its receipt.
 
 Everything a shard leaves behind gets its final name only when it is whole, and is a function of its refs alone: a
 retry, or a twin on another worker, writes the same bytes.
@@ -7,69 +7,49 @@ retry, or a twin on another worker, writes the same bytes.
 import dataclasses
 import hashlib
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.config import BuildConfig
+from pipelines.decoders import DecoderPool
 from pipelines.facts import FactsWriter
-from pipelines.images import Picture, process_image
 from pipelines.layout import BuildFolder, save_receipt
-from pipelines.plan import order_hash
-from pipelines.reasons import Reason, RejectedImage
-from pipelines.values import Fault, ImageRef, PlannedShard, Receipt, Reject
-from shards.example import Value, encode_example
+from pipelines.plan import Plan, order_hash
+from pipelines.process import Made, Outcome, Refused, Task
+from pipelines.reasons import LISTED_TWICE, Reason
+from pipelines.values import Account, Fault, InputRef, PlannedShard, Receipt, Reject
 from shards.files import open_atomically, write_atomically
 from shards.records import RecordWriter, WrittenShard
 
-# A task for a thread: enough images to make handing over cheap, few enough bytes to keep memory flat.
-CHUNK_IMAGES, CHUNK_BYTES = 16, 4_000_000
+# A group of tasks for a decoder: enough to make handing over cheap, few enough bytes to keep memory flat.
+GROUP_TASKS, GROUP_BYTES = 32, 4_000_000
 
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """An input that became a record."""
-
-    ref: ImageRef
-    picture: Picture
-    record: bytes
-
-
-Outcome = Example | Reject
-Watcher = Callable[[int, int], None]  # told (images done, of these rejected)
-
-
-@dataclass(frozen=True)
-class Threads:
-    """The pool that processes images ahead of the writer, and its size."""
-
-    executor: Executor
-    count: int
+Watcher = Callable[[int, int], None]  # told (inputs done, of these rejected)
 
 
 def write_shard(
     shard: PlannedShard,
-    refs: Iterable[ImageRef],
+    refs: Iterable[InputRef],
     *,
-    labels: Sequence[str],
+    plan: Plan,
     config: BuildConfig,
-    threads: Threads,
+    decoders: DecoderPool,
     watch: Watcher,
 ) -> Receipt:
     """Writes the shard with its index, facts and rejects; returns its receipt, which is stored last."""
     folder = BuildFolder(Path(config.output))
     ordered = sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, ref.location))
-    outcomes = process_ahead(ordered, config, {label: number for number, label in enumerate(labels)}, threads=threads)
-    tally, facts = Tally(), FactsWriter(config.source.columns)
+    tally, facts = Tally(config), FactsWriter(config, plan.content)
     with open_atomically(folder.shard(shard)) as stream, open_atomically(folder.index(shard)) as index:
         writer = RecordWriter(stream, index)
-        for outcome in outcomes:
-            if isinstance(outcome, Example):
+        for ref, outcome in process_ahead(ordered, plan.label_ids, decoders):
+            if isinstance(outcome, Made):
                 writer.write(outcome.record)
-                facts.add(outcome.ref, outcome.picture)
-            tally.add(outcome)
+                facts.add(outcome.facts, ref_digest(ref))
+            tally.add(ref, outcome)
             watch(tally.read, len(tally.rejects))
     facts.save(folder.facts(shard))
     save_rejects(tally.rejects, folder.rejects(shard))
@@ -79,105 +59,97 @@ def write_shard(
 
 
 def process_ahead(
-    refs: Sequence[ImageRef], config: BuildConfig, label_ids: Mapping[str, int], *, threads: Threads
-) -> Iterator[Outcome]:
-    """Processes refs in threads and yields the outcomes in the order of the refs, a bounded number ahead."""
-
-    def process_chunk(chunk: list[ImageRef]) -> list[Outcome]:
-        return [process_ref(ref, config, label_ids) for ref in chunk]
-
-    running: deque[Future[list[Outcome]]] = deque()
-    for chunk in chunks(mark_duplicates(refs)):
-        running.append(threads.executor.submit(process_chunk, chunk))
-        if len(running) > 2 * threads.count:
-            yield from running.popleft().result()
+    refs: Iterable[InputRef], label_ids: Mapping[str, int], decoders: DecoderPool
+) -> Iterator[tuple[InputRef, Outcome]]:
+    """Processes refs and yields them with their outcomes, in the order of the refs, a bounded number ahead."""
+    running: deque[tuple[list[InputRef], Future[list[Outcome]]]] = deque()
+    for group in group_refs(mark_duplicates(refs)):
+        running.append((group, decoders.submit([make_task(ref, label_ids) for ref in group])))
+        if len(running) > 2 * decoders.count:
+            yield from _outcomes(*running.popleft())
     while running:
-        yield from running.popleft().result()
+        yield from _outcomes(*running.popleft())
 
 
-def mark_duplicates(refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
+def make_task(ref: InputRef, label_ids: Mapping[str, int]) -> Task:
+    """The task of a ref, with its labels in the order of their ids."""
+    if ref.fault:
+        return Task(ref, ())
+    labels = sorted(ref.labels, key=label_ids.__getitem__)
+    return Task(ref._replace(labels=tuple(labels)), tuple(label_ids[label] for label in labels))
+
+
+def _outcomes(group: list[InputRef], future: "Future[list[Outcome]]") -> Iterator[tuple[InputRef, Outcome]]:
+    return zip(group, future.result(), strict=True)
+
+
+def mark_duplicates(refs: Iterable[InputRef]) -> Iterator[InputRef]:
     """Gives a fault to every ref whose key was there before; equal keys are neighbours in the shard's order."""
-    previous = None
+    first = None
     for ref in refs:
-        yield ref._replace(fault=_DUPLICATE) if ref.key == previous and not ref.fault else ref
-        previous = ref.key
+        if first is None or ref.key != first.key:
+            first = ref
+            yield ref
+        elif ref.location == first.location and ref.fault == first.fault:
+            yield ref._replace(fault=_LISTED_TWICE)
+        else:
+            yield ref if ref.fault else ref._replace(fault=_DUPLICATE)
 
 
+_LISTED_TWICE = Fault(LISTED_TWICE, "the same input is listed more than once; it is in the dataset once")
 _DUPLICATE = Fault(Reason.DUPLICATE_KEY, "another input has the same key; give each row an id of its own")
 
 
-def chunks(refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
-    """Groups refs into tasks, bounded in number and in bytes."""
-    chunk: list[ImageRef] = []
+def group_refs(refs: Iterable[InputRef]) -> Iterator[list[InputRef]]:
+    """Groups refs, bounded in number and in bytes."""
+    group: list[InputRef] = []
     size = 0
     for ref in refs:
-        chunk.append(ref)
-        size += ref.size
-        if len(chunk) >= CHUNK_IMAGES or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def process_ref(ref: ImageRef, config: BuildConfig, label_ids: Mapping[str, int]) -> Outcome:
-    """Turns one input into a record, or into a reject with its reason."""
-    data = b""
-    try:
-        if ref.fault:
-            raise RejectedImage(Reason(ref.fault.reason), ref.fault.message)
-        data = read_input(ref)
-        picture = process_image(data, config.image)
-    except RejectedImage as reject:
-        digest = hashlib.sha256(data).hexdigest() if data else ""
-        return Reject(ref.key, config.source.path, reject.reason, reject.message, digest)
-    return Example(ref, picture, encode_example(example_features(ref, picture, label_ids[ref.label], config)))
-
-
-def read_input(ref: ImageRef) -> bytes:
-    """The bytes of an input."""
-    try:
-        with open(ref.location, "rb") as stream:
-            return stream.read()
-    except OSError as error:
-        raise RejectedImage(Reason.UNREADABLE, f"{error.strerror}") from error
-
-
-def example_features(ref: ImageRef, picture: Picture, label: int, config: BuildConfig) -> dict[str, Value]:
-    """The features of one record; `commit.FEATURES` describes them."""
-    extras: dict[str, Value] = {
-        name: value.encode() if isinstance(value, str) else [value]
-        for name, value in zip(config.source.columns, ref.columns, strict=True)
-    }
-    return extras | {
-        "image": picture.data,
-        "label": [label],
-        "label_name": ref.label.encode(),
-        "key": ref.key.encode(),
-        "height": [picture.height],
-        "width": [picture.width],
-    }
+        group.append(ref)
+        size += ref.location.size
+        if len(group) >= GROUP_TASKS or size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 @dataclass
 class Tally:
     """What happened to the inputs of one shard."""
 
-    read: int = 0
+    config: BuildConfig
     rejects: list[Reject] = field(default_factory=list)
+    duplicates: list[Reject] = field(default_factory=list)
     labels: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     sides: set[tuple[int, int]] = field(default_factory=set)
+    totals: Counter[str] = field(default_factory=Counter)
+    sources: defaultdict[str, Account] = field(default_factory=lambda: defaultdict(Account))
 
-    def add(self, outcome: Outcome) -> None:
+    @property
+    def read(self) -> int:
+        """Inputs so far."""
+        return self.totals["read"]
+
+    def add(self, ref: InputRef, outcome: Outcome) -> None:
         """Counts one input."""
-        self.read += 1
-        if isinstance(outcome, Reject):
-            self.rejects.append(outcome)
+        self.totals["read"] += 1
+        twice = isinstance(outcome, Refused) and outcome.reason == LISTED_TWICE
+        made = isinstance(outcome, Made)
+        self.sources[source_name(ref, self.config)] += Account(1, int(made), int(not made and not twice), int(twice))
+        if isinstance(outcome, Made):
+            self._add_made(ref, outcome)
         else:
-            self.labels[outcome.ref.label] += 1
-            self.formats[outcome.picture.format] += 1
-            self.sides.add((outcome.picture.height, outcome.picture.width))
+            (self.duplicates if twice else self.rejects).append(make_reject(ref, outcome, self.config))
+
+    def _add_made(self, ref: InputRef, made: Made) -> None:
+        self.labels.update(ref.labels)
+        self.formats.update([made.format] if made.format else [])
+        self.sides.add(made.sides)
+        self.totals.update(
+            boxes_kept=made.boxes_kept, boxes_dropped=made.boxes_dropped, kept_truncated=int(made.truncated)
+        )
 
     def receipt(self, shard: PlannedShard, written: WrittenShard, *, inputs: str) -> Receipt:
         """The receipt of the finished shard."""
@@ -193,7 +165,38 @@ class Tally:
             formats=dict(sorted(self.formats.items())),
             smallest=(min(heights), min(widths)),
             largest=(max(heights), max(widths)),
+            duplicates=len(self.duplicates),
+            boxes_kept=self.totals["boxes_kept"],
+            boxes_dropped=self.totals["boxes_dropped"],
+            kept_truncated=self.totals["kept_truncated"],
+            sources=dict(sorted(self.sources.items())),
         )
+
+
+def source_name(ref: InputRef, config: BuildConfig) -> str:
+    """What the accounts call a ref's source."""
+    return config.all_sources[ref.source].name or "default"
+
+
+def make_reject(ref: InputRef, refused: Refused, config: BuildConfig) -> Reject:
+    """The line that the rejects file gets."""
+    return Reject(
+        key=ref.key,
+        source=source_name(ref, config),
+        location=describe_location(ref, config),
+        reason=refused.reason,
+        message=refused.message,
+        bytes=refused.size or ref.location.size,
+        sha256=refused.sha256,
+    )
+
+
+def describe_location(ref: InputRef, config: BuildConfig) -> str:
+    """Where an input lies, relative to its source, so that the same inputs elsewhere give the same line."""
+    location, root = ref.location, config.all_sources[ref.source].path
+    path = location.path.removeprefix(f"{root.rstrip('/')}/") if location.path != root else Path(root).name
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text if location.is_whole_file else f"{text}@{location.offset}+{location.size}"
 
 
 def save_rejects(rejects: Sequence[Reject], path: Path) -> None:
@@ -203,10 +206,15 @@ def save_rejects(rejects: Sequence[Reject], path: Path) -> None:
         write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
 
 
-def fingerprint_inputs(ordered: Iterable[ImageRef]) -> str:
-    """A hash of everything known of a shard's inputs before opening them, except where they are."""
+def ref_digest(ref: InputRef) -> int:
+    """A 64-bit digest of everything known of an input before opening it, except where it is."""
+    known = (ref.key, ref.location.size, ref.location.form, *ref[2:8], ref.fault)
+    return int.from_bytes(hashlib.blake2b(json.dumps(known).encode(), digest_size=8).digest(), "little")
+
+
+def fingerprint_inputs(ordered: Iterable[InputRef]) -> str:
+    """The digests of all inputs of a shard, as one."""
     digest = hashlib.sha256()
     for ref in ordered:
-        line = (ref.key, ref.label, ref.size, ref.split, ref.group, ref.columns, ref.fault)
-        digest.update(json.dumps(line, ensure_ascii=True).encode())
+        digest.update(ref_digest(ref).to_bytes(8, "little"))
     return digest.hexdigest()

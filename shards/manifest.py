@@ -15,7 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, Posi
 from shards.errors import ShardsmithError, UsageError
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# What a record's label is: one class, several, none at all, or numbers (the feature `target`).
+LabelKind = Literal["single", "multi", "none", "regression"]
 _CHECKSUM = "sha256"
 
 
@@ -61,11 +63,12 @@ class SplitEntry(_Value):
 
 
 class FeatureEntry(_Value):
-    """One feature of every record."""
+    """One feature of every record: `length` values, or any number if that is null."""
 
     name: str
     type: Literal["bytes", "int64", "float"]
     description: str
+    length: PositiveInt | None = 1
 
 
 class Counts(_Value):
@@ -90,6 +93,7 @@ class Manifest(_Value):
     fingerprint: str
     made_by: dict[str, str]
     settings: dict[str, Any]
+    label_kind: LabelKind
     labels: tuple[str, ...]
     features: tuple[FeatureEntry, ...]
     counts: Counts
@@ -138,6 +142,10 @@ def parse_manifest(text: str, *, place: str) -> Manifest:
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ShardsmithError(
             f"{place} has format version {version}, this shardsmith reads up to {FORMAT_VERSION}; upgrade shardsmith"
+        )
+    if isinstance(version, int) and version < FORMAT_VERSION:
+        raise ShardsmithError(
+            f"{place} has format version {version}, this shardsmith reads {FORMAT_VERSION}; rebuild the dataset"
         )
     if values.pop(_CHECKSUM, None) != _digest(values):
         raise _damaged(place, "its content does not match its own sha256")

@@ -3,7 +3,7 @@
 import hashlib
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +11,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
-from shards.example import decode_example
+from shards.example import Values, decode_example
 from shards.files import hash_file
-from shards.manifest import MANIFEST, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
+from shards.manifest import MANIFEST, FeatureEntry, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
 from shards.records import FRAMING_BYTES, DamagedRecord, parse_index, read_records
 
 Tick = Callable[[ShardEntry], None]
@@ -41,8 +41,7 @@ def verify(directory: Path, *, processes: int = 1, tick: Tick = lambda shard: No
     `processes` shards are checked at a time; `tick` is called after each.
     """
     manifest = read_manifest(directory)
-    types = {feature.name: feature.type for feature in manifest.features}
-    check = partial(_check_shard, directory, _Rules(types=_LABEL_FEATURES | types, labels=manifest.labels))
+    check = partial(_check_shard, directory, _Rules(features=manifest.features, labels=manifest.labels))
     problems = list(_check_counts(manifest))
     reports = _check_shards([shard for split in manifest.splits for shard in split.shards], check, processes=processes)
     for split in manifest.splits:
@@ -74,24 +73,39 @@ def _check_counts(manifest: Manifest) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _Rules:
-    """What the manifest promises of every record: one value of each feature's type, and a label id with its name."""
+    """What the manifest promises of every record: the values of each feature, and label ids with their names."""
 
-    types: Mapping[str, str]
+    features: Sequence[FeatureEntry]
     labels: Sequence[str]
 
-    def label(self, record: bytes) -> str:
-        """The name of the record's label; raises ValueError if the record breaks a rule."""
+    def labels_of(self, record: bytes) -> list[str]:
+        """The names of the record's labels; raises ValueError if the record breaks a rule."""
         example = decode_example(record)
-        for name, kind in self.types.items():
-            values = example.get(name, ())
-            if len(values) != 1 or not isinstance(values[0], _PYTHON_TYPES[kind]):
-                raise ValueError(f"feature {name!r} is not one {kind} value")
-        (number,), (found,) = example["label"], example["label_name"]
-        assert isinstance(number, int), "checked above"
-        assert isinstance(found, bytes), "checked above"
-        if not 0 <= number < len(self.labels) or self.labels[number].encode() != found:
-            raise ValueError(f"label {number} is not {found.decode('utf-8', 'backslashreplace')!r}")
+        for feature in self.features:
+            _check_values(feature, example.get(feature.name))
+        if "label" not in example:
+            return []
+        numbers, names = example["label"], example["label_name"]
+        if len(numbers) != len(names):
+            raise ValueError(f"{len(numbers)} labels have {len(names)} names")
+        return [self._named(number, name) for number, name in zip(numbers, names, strict=True)]
+
+    def _named(self, number: object, name: object) -> str:
+        assert isinstance(number, int), "checked with the features"
+        assert isinstance(name, bytes), "checked with the features"
+        if not 0 <= number < len(self.labels) or self.labels[number].encode() != name:
+            raise ValueError(f"label {number} is not {name.decode('utf-8', 'backslashreplace')!r}")
         return self.labels[number]
+
+
+def _check_values(feature: FeatureEntry, values: Values | None) -> None:
+    wanted = (
+        f"one {feature.type} value" if feature.length == 1 else f"{feature.length or 'a list of'} {feature.type} values"
+    )
+    if values is None or (feature.length is not None and len(values) != feature.length):
+        raise ValueError(f"feature {feature.name!r} is not {wanted}")
+    if not all(isinstance(value, _PYTHON_TYPES[feature.type]) for value in values):
+        raise ValueError(f"feature {feature.name!r} is not {wanted}")
 
 
 def _check_labels(split: SplitEntry, labels: Counter[str]) -> Iterator[Problem]:
@@ -139,7 +153,7 @@ def _check_records(
             hashed = _HashingStream(stream)
             for offset, record in read_records(hashed):
                 try:
-                    labels[rules.label(record)] += 1
+                    labels.update(rules.labels_of(record))
                 except ValueError as error:
                     yield Problem(shard.path, f"record {len(extents)} at byte {offset}: {error}")
                 extents.append((offset, len(record) + FRAMING_BYTES))

@@ -13,6 +13,7 @@ from pipelines.analyst import Analyst
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.runner import parse_beam_options
+from pipelines.values import InputRef, Location
 from shards.manifest import Manifest, read_manifest
 from shards.settings import validate
 
@@ -21,6 +22,11 @@ def make_config(path: Path | str, output: Path | str, /, **sections: Any) -> Bui
     """A build config from nested mappings."""
     source_values = {"path": str(path), **sections.pop("source", {})}
     return validate(BuildConfig, {"source": source_values, "output": str(output), **sections}, place="the test")
+
+
+def make_ref(key: str, label: str = "", path: str = "", size: int = 0, **fields: Any) -> InputRef:
+    """A ref to a whole file."""
+    return InputRef(key, Location(path, size), labels=(label,) if label else ())._replace(**fields)
 
 
 class InProcess(Executor):

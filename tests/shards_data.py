@@ -126,6 +126,7 @@ def write_dataset(directory: Path, splits: Mapping[str, Sequence[int]] = SPLITS)
         fingerprint="0123456789abcdef",
         made_by={"shardsmith": "0.1.0"},
         settings={"image": {"resize": {"mode": "none"}}, "splits": {"salt": "größe"}},
+        label_kind="single",
         labels=LABELS,
         features=tuple(
             FeatureEntry(name=name, type=kind, description=f"the {name}")  # type: ignore[arg-type]

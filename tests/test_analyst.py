@@ -5,8 +5,10 @@ import os
 import signal
 
 import pytest
+from conftest import make_config
 
 from pipelines.analyst import Analysis, start_analyst
+from pipelines.values import Content
 from shards.errors import ShardsmithError
 
 
@@ -22,4 +24,4 @@ def test_the_death_of_the_process_is_explained(tmp_path):
         (child,) = multiprocessing.active_children()
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(ShardsmithError, match="tf.Transform's process died, probably for lack of memory"):
-            analyst.run(Analysis([], tmp_path, [], {}, {}))
+            analyst.run(Analysis([], tmp_path, [], make_config("raw", "out"), Content(), {}))

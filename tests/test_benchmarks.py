@@ -165,11 +165,11 @@ def test_usable_files_leaves_out_what_cannot_be_decoded(tmp_path: Path) -> None:
 def test_phases_follow_the_build_folder(tmp_path: Path) -> None:
     output, watch = tmp_path / "output", watch_build(tmp_path / "output")
     seen = [watch()]
-    (output / ".build" / "receipts").mkdir(parents=True)
+    (output / "state" / "receipts").mkdir(parents=True)
     seen.append(watch())
-    (output / ".build" / "plan.json").write_text(json.dumps({"splits": [{"starts": [0]}, {"starts": []}]}))
+    (output / "state" / "plan.json").write_text(json.dumps({"splits": [{"starts": [0]}, {"starts": []}]}))
     seen.append(watch())
-    (output / ".build" / "receipts" / "train-00000.json").touch()
+    (output / "state" / "receipts" / "train-00000.json").touch()
     seen.append(watch())
     assert seen == ["start", "list", "write", "commit"]
 

@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import make_config, run_build
+from conftest import make_config, make_ref, run_build
 from pictures import write_class_folders
 
 from pipelines.commit import check_accounting, check_budget, count_up, list_files
 from pipelines.layout import BuildFolder
 from pipelines.plan import Listing, make_plan
-from pipelines.values import ImageRef, Receipt
+from pipelines.values import Receipt
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.verify import verify
@@ -30,7 +30,7 @@ def plan_for(images: int, shards: int):
     config = make_config("raw", "out", splits={"fractions": {"train": 1.0}}, shards={"count": shards})
     listing = Listing()
     for number in range(images):
-        listing.add(ImageRef(str(number), "a", "", 10), config)
+        listing.add(make_ref(str(number), "a", size=10), config)
     return make_plan(listing, config)
 
 
@@ -123,7 +123,7 @@ def test_a_finished_dataset_is_replaced_only_on_request(built, tmp_path):
         BuildFolder(copy).prepare(overwrite=False)
     assert verify(copy) == []
     BuildFolder(copy).prepare(overwrite=True)
-    assert sorted(path.name for path in copy.iterdir()) == [".build", "rejected"]
+    assert sorted(path.name for path in copy.iterdir()) == [".build", "rejected", "state"]
 
 
 def test_the_manifest_lists_every_file(built):

@@ -56,10 +56,10 @@ LISTING = {"source": {"path": "list.csv"}}
 JOB_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "source.path": ({}, {"source": {"path": "other"}}),
     "source.layout": ({"source": {"path": "split"}}, {"source": {"path": "split", "layout": "class"}}),
-    "source.columns": (LISTING, {"source": {"path": "list.csv", "columns": {"age": {"type": "int"}}}}),
-    "source.columns.*.type": (
-        {"source": {"path": "list.csv", "columns": {"age": {"type": "int"}}}},
-        {"source": {"path": "list.csv", "columns": {"age": {"type": "float"}}}},
+    "columns": (LISTING, {**LISTING, "columns": {"age": {"type": "int"}}}),
+    "columns.*.type": (
+        {**LISTING, "columns": {"age": {"type": "int"}}},
+        {**LISTING, "columns": {"age": {"type": "float"}}},
     ),
     "splits.fractions": ({}, {"splits": {"fractions": {"train": 0.5, "test": 0.5}}}),
     "splits.salt": ({}, {"splits": {"salt": "pepper"}}),
@@ -95,7 +95,7 @@ def test_the_field_changes_what_the_job_writes(field, raw, tmp_path):
 
 
 def test_source_kind_decides_how_a_path_is_read(raw, tmp_path):
-    with pytest.raises(UsageError, match="neither a directory nor a .csv or .jsonl file; set source.kind"):
+    with pytest.raises(UsageError, match="neither a folder nor a file that ends in .* set source.kind"):
         run_build(make_config(raw / "list.data", tmp_path / "no"))
     result = job_result(make_config(raw / "list.data", tmp_path / "yes", source={"kind": "csv"}))
     assert result["plan"].images == 10
@@ -114,7 +114,7 @@ def test_output_and_name_and_budget(raw, tmp_path):
 
 
 # Fields whose effect is on tf.Transform's graph; tests/test_transform.py asserts their values.
-TRANSFORM_FIELDS = {"source.columns.*.scale", "source.columns.*.buckets", "transform.analyze"}
+TRANSFORM_FIELDS = {"columns.*.scale", "columns.*.buckets", "transform.analyze"}
 OTHER_FIELDS = {"source.kind", "output", "name", "max_reject_fraction"}
 
 
@@ -163,8 +163,8 @@ def test_resize_short_form(text, values):
         ({"name": "My Data"}, "'My Data' must be lower-case letters, digits and underscores"),
         ({"shards.count": 0}, "Input should be greater than or equal to 1"),
         ({"max_reject_fraction": 1.5}, "max_reject_fraction: Input should be less than or equal to 1 (got 1.5)"),
-        ({"source.columns": {"c": {"type": "text", "scale": "z_score"}}}, "a text column cannot be scaled by z_score"),
-        ({"source.columns": {"c": {"type": "float", "scale": "vocabulary"}}}, "a float column has no vocabulary"),
+        ({"columns": {"c": {"type": "text", "scale": "z_score"}}}, "a text column cannot be scaled by z_score"),
+        ({"columns": {"c": {"type": "float", "scale": "vocabulary"}}}, "a float column has no vocabulary"),
         ({"image.encode.qualty": 3}, "unknown key 'qualty' in image.encode; did you mean 'quality'?"),
     ],
 )

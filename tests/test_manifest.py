@@ -28,11 +28,12 @@ from shards.manifest import (
 GOLDEN = Path(__file__).parent / "golden" / "manifest.json"
 
 SMALL = Manifest(
-    format_version=1,
+    format_version=2,
     name="flowers",
     fingerprint="f" * 64,
     made_by={"shardsmith": "0.1.0", "pillow": "12.3.0"},
     settings={"image": {"resize": {"mode": "none", "size": None}}, "max_file_mb": 0.5, "salt": "größe"},
+    label_kind="single",
     labels=("daisy", "löwenzahn"),
     features=(
         FeatureEntry(name="image", type="bytes", description="encoded picture"),
@@ -153,7 +154,7 @@ def test_a_manifest_without_checksum_is_refused() -> None:
 
 
 def test_a_newer_format_is_refused_before_anything_else() -> None:
-    text = json.dumps({"format_version": 2, "chapters": []})
+    text = json.dumps({"format_version": 3, "chapters": []})
     with pytest.raises(
         ShardsmithError, match=r"^m\.json has format version 2, this shardsmith reads up to 1; upgrade shardsmith$"
     ):

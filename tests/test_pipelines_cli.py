@@ -72,7 +72,7 @@ def test_plan_prints_and_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build"], "error: the command line: source is required; output is required"),
+        (["build"], "error: the command line: output is required"),
         (["build", "no.yaml"], "error: cannot read config no.yaml: No such file or directory"),
         (["build", "--source", "nowhere", "--output", "o"], "error: source.path nowhere does not exist"),
         ([*GOOD, "--ouput", "x"], "error: unknown option '--ouput'; did you mean --output?"),

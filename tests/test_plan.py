@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from conftest import make_config
+from conftest import make_config, make_ref
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,15 +19,15 @@ from pipelines.plan import (
     range_weights,
     stable_hash,
 )
-from pipelines.values import ImageRef
+from pipelines.values import InputRef
 from shards.errors import UsageError
 
 
-def ref(number: int, **fields: object) -> ImageRef:
-    return ImageRef(key=f"class/{number:06d}.jpg", label="class", location="", size=1000)._replace(**fields)
+def ref(number: int, *, label: str = "class", size: int = 1000, **fields: object) -> InputRef:
+    return make_ref(f"class/{number:06d}.jpg", label, "", size, **fields)
 
 
-def plan_of(refs: list[ImageRef], **sections: object):
+def plan_of(refs: list[InputRef], **sections: object):
     config = make_config("raw", "out", **sections)
     listing = Listing()
     for one in refs:
@@ -144,7 +144,7 @@ def test_labels_are_sorted_and_splits_in_config_order():
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=60, unique=True), st.integers(1, 6))
 def test_the_plan_does_not_depend_on_the_order_of_the_listing(keys, parts):
-    refs = [ref(0, key=key, size=len(key) * 1000) for key in keys]
+    refs = [make_ref(key, "class", size=len(key) * 1000) for key in keys]
     config = make_config("raw", "out", shards={"target_mb": 0.005})
     listings = [Listing() for _ in range(parts)]
     for number, one in enumerate(reversed(refs)):

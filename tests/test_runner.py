@@ -8,7 +8,7 @@ from conftest import make_config
 from pictures import write_class_folders
 
 from pipelines.layout import BuildFolder
-from pipelines.runner import explain_failures, is_local, parse_beam_options, run_build, run_plan, threads_per_worker
+from pipelines.runner import decoders_per_worker, explain_failures, is_local, parse_beam_options, run_build, run_plan
 from shards.errors import ShardsmithError, UsageError
 
 OURS = ("--source", "--output", "--resize", "--set", "--overwrite")
@@ -62,7 +62,7 @@ def test_options_of_another_runners_java_side_pass_unless_they_look_like_a_slip(
 )
 def test_threads_fill_the_machine_once(arguments, cores, threads, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert threads_per_worker(parse_beam_options(arguments, ours=OURS)) == threads
+    assert decoders_per_worker(parse_beam_options(arguments, ours=OURS)) == threads
 
 
 @pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])

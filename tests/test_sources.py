@@ -6,22 +6,23 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from conftest import make_config
 from pictures import encoded, picture, write_class_folders
 
-from pipelines.config import SourceConfig
+from pipelines.config import BuildConfig
 from pipelines.reasons import Reason
-from pipelines.sources import check_source, list_partition, make_key, partition_source
-from pipelines.values import ImageRef
+from pipelines.sources import check_sources, list_partition, partition_sources
+from pipelines.sources.rows import make_key
+from pipelines.values import InputRef, Location
 from shards.errors import UsageError
-from shards.settings import validate
 
 
-def source(path: Path, **fields: object) -> SourceConfig:
-    return validate(SourceConfig, {"path": str(path), **fields}, place="the test")
+def source(path: Path | str, *, columns: dict | None = None, **fields: object) -> BuildConfig:
+    return make_config(path, "out", source=fields, columns=columns or {})
 
 
-def list_all(config: SourceConfig) -> dict[str, ImageRef]:
-    refs = [ref for part in partition_source(config) for ref in list_partition(part, config.columns)]
+def list_all(config: BuildConfig) -> dict[str, InputRef]:
+    refs = [ref for part in partition_sources(config) for ref in list_partition(part, config)]
     assert len({ref.key for ref in refs}) == len(refs)
     return {ref.key: ref for ref in refs}
 
@@ -37,16 +38,16 @@ def test_class_folders(tmp_path):
         "cat/001.jpg", "cat/002.jpg", "cat/deep/000.png", "dog/001.jpg", "dog/002.jpg", "dog/deep/000.png",
     ]  # fmt: skip
     ref = refs["cat/deep/000.png"]
-    assert (ref.label, ref.split, ref.fault) == ("cat", "", None)
-    assert ref.location == f"{tmp_path}/cat/deep/000.png"
-    assert ref.size == os.path.getsize(ref.location)
+    assert (ref.labels, ref.split, ref.fault) == (("cat",), "", None)
+    assert ref.location.path == f"{tmp_path}/cat/deep/000.png"
+    assert ref.location.size == os.path.getsize(ref.location.path)
 
 
 def test_split_folders_are_seen_by_their_names(tmp_path):
     write_class_folders(tmp_path / "train", images=2)
     write_class_folders(tmp_path / "test", images=1)
     refs = list_all(source(tmp_path))
-    assert {(ref.split, ref.label) for ref in refs.values()} == {
+    assert {(ref.split, *ref.labels) for ref in refs.values()} == {
         ("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog"),
     }  # fmt: skip
     assert "train/cat/001.jpg" in refs
@@ -55,7 +56,7 @@ def test_split_folders_are_seen_by_their_names(tmp_path):
 def test_layout_overrides_what_the_names_suggest(tmp_path):
     write_class_folders(tmp_path / "train", images=2)
     refs = list_all(source(tmp_path, layout="class"))
-    assert {(ref.split, ref.label) for ref in refs.values()} == {("", "train")}
+    assert {(ref.split, *ref.labels) for ref in refs.values()} == {("", "train")}
 
 
 def test_every_file_in_a_class_folder_is_an_input_but_sidecars_and_hidden_ones(tmp_path):
@@ -111,8 +112,11 @@ def test_csv_listing(tmp_path):
     columns = {"age": {"type": "int"}, "weight": {"type": "float"}, "city": {"type": "text"}}
     refs = list_all(source(listing, columns=columns))
     first, second = refs["img/a.jpg"], refs["my id"]
-    assert first == ImageRef("img/a.jpg", "cat", f"{tmp_path}/img/a.jpg", 5, "train", "g1", (3, 1.5, "Rome"))
-    assert second == ImageRef("my id", "dog", str(outside), 0, "", "", (-4, 2000.0, ""))
+    path = tmp_path / "img" / "a.jpg"
+    location = Location(str(path), 5, modified=path.stat().st_mtime_ns)
+    assert first == InputRef("img/a.jpg", location, ("cat",), (), "train", "g1", (3, 1.5, "Rome"))
+    assert second[:-1] == InputRef("my id", Location(str(outside), 0), ("dog",), columns=(-4, 2000.0, ""))[:-1]
+    assert second.fault == (Reason.UNREADABLE, "No such file or directory")
 
 
 def test_keys_are_never_absolute(tmp_path):
@@ -125,7 +129,7 @@ def test_jsonl_listing(tmp_path):
     listing = tmp_path / "list.jsonl"
     listing.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     refs = list_all(source(listing, columns={"score": {"type": "float"}}))
-    assert (refs["a.jpg"].label, refs["a.jpg"].columns, refs["a.jpg"].split) == ("7", (1.0,), "")
+    assert (refs["a.jpg"].labels[0], refs["a.jpg"].columns, refs["a.jpg"].split) == ("7", (1.0,), "")
     assert refs["b.jpg"].columns == (0.25,)
 
 
@@ -143,21 +147,25 @@ def test_jsonl_listing(tmp_path):
     ],
 )
 def test_a_bad_row_is_a_fault_that_names_file_and_line(tmp_path, row, problem):
+    (tmp_path / "good.jpg").write_bytes(b"x")
     listing = write_csv(tmp_path / "list.csv", "path,label,n", "good.jpg,cat,1", row)
     refs = list_all(source(listing, columns={"n": {"type": "int"}}))
     line = 4 if "\n" in row else 3
-    assert refs[f"list.csv line {line}"].fault == (Reason.BAD_ROW, problem)
+    reason = Reason.NO_LABEL if problem == "label is empty" else Reason.BAD_ROW
+    assert refs[f"list.csv line {line}"].fault == (reason, problem)
     assert refs["good.jpg"].fault is None
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", ""])
 def test_floats_must_be_finite(value, tmp_path):
+    (tmp_path / "good.jpg").write_bytes(b"x")
     listing = write_csv(tmp_path / "list.csv", "path,label,x", "good.jpg,cat,1", f"a.jpg,cat,{value}")
     (fault,) = (ref.fault for ref in list_all(source(listing, columns={"x": {"type": "float"}})).values() if ref.fault)
     assert fault.message == f"column x holds {value!r}, which is not float"
 
 
 def test_bad_json_and_bad_split_are_faults(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
     listing = tmp_path / "list.jsonl"
     listing.write_text(
         '{"path": "a.jpg", "label": "x"}\n{broken\n[1]\n{"path": "b.jpg", "label": "x", "split": "a/b"}\n'
@@ -170,9 +178,9 @@ def test_bad_json_and_bad_split_are_faults(tmp_path):
     }
 
 
-def refused(config: SourceConfig) -> str:
+def refused(config: BuildConfig) -> str:
     with pytest.raises(UsageError) as caught:
-        check_source(config)
+        check_sources(config)
     return str(caught.value)
 
 

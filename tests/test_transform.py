@@ -12,20 +12,21 @@ import tensorflow as tf
 from conftest import make_config, run_build
 from pictures import write_class_folders
 
-from pipelines.config import ColumnConfig
 from pipelines.facts import facts_schema
 from pipelines.runner import parse_beam_options
 from pipelines.transform import analyze_facts, read_label_frequencies
+from pipelines.values import Content
 
 COLUMNS = {
-    "plain": ColumnConfig(type="int"),
-    "z": ColumnConfig(type="int", scale="z_score"),
-    "unit": ColumnConfig(type="float", scale="min_max"),
-    "bucket": ColumnConfig(type="float", scale="buckets", buckets=4),
-    "word": ColumnConfig(type="text", scale="vocabulary"),
-    "code": ColumnConfig(type="int", scale="vocabulary"),
-    "raw_text": ColumnConfig(type="text"),
+    "plain": {"type": "int"},
+    "z": {"type": "int", "scale": "z_score"},
+    "unit": {"type": "float", "scale": "min_max"},
+    "bucket": {"type": "float", "scale": "buckets", "buckets": 4},
+    "word": {"type": "text", "scale": "vocabulary"},
+    "code": {"type": "int", "scale": "vocabulary"},
+    "raw_text": {"type": "text"},
 }
+CONFIG = make_config("raw", "out", columns=COLUMNS)
 ROWS = 40
 
 
@@ -43,7 +44,11 @@ def facts_file(path):
         "raw_text": [[b"t%d" % n] for n in range(ROWS)],
     }
     values["pixel_square"] = [[m * m + 0.01 for m in row] for row in values["pixel"]]
-    table = pa.table(values, schema=None).select(facts_schema(COLUMNS).names).cast(facts_schema(COLUMNS))
+    table = (
+        pa.table(values, schema=None)
+        .select(facts_schema(CONFIG, Content()).names)
+        .cast(facts_schema(CONFIG, Content()))
+    )
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     return values
@@ -57,7 +62,8 @@ def analysed(tmp_path_factory):
         [base / "train-00000.arrow"],
         base,
         labels=["ape", "cat", "dog"],
-        columns=COLUMNS,
+        config=CONFIG,
+        content=Content(),
         options=parse_beam_options([], ours=()),
     )
     return values, base / "transform_fn"
@@ -142,12 +148,13 @@ def test_the_analysed_splits_define_the_normalisation(tmp_path):
 @pytest.mark.parametrize("buckets", [2, 8])
 def test_the_number_of_buckets_is_obeyed(buckets, tmp_path):
     facts_file(tmp_path / "facts.arrow")
-    columns = COLUMNS | {"bucket": ColumnConfig(type="float", scale="buckets", buckets=buckets)}
+    columns = COLUMNS | {"bucket": {"type": "float", "scale": "buckets", "buckets": buckets}}
     analyze_facts(
         [tmp_path / "facts.arrow"],
         tmp_path,
         labels=["cat", "dog"],
-        columns=columns,
+        config=make_config("raw", "out", columns=columns),
+        content=Content(),
         options=parse_beam_options([], ours=()),
     )
     outputs = apply(tmp_path / "transform_fn", bucket=[float(n) for n in range(ROWS)])

@@ -1,53 +1,48 @@
 """One shard: order, bytes, rejects and receipt, without a pipeline."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import make_config
+from conftest import make_config, make_ref
 from pictures import encoded, picture
 
+from pipelines.decoders import DecoderPool
 from pipelines.facts import read_facts
 from pipelines.layout import BuildFolder, load_receipt
-from pipelines.plan import order_hash
-from pipelines.values import Fault, ImageRef, PlannedShard
-from pipelines.write import CHUNK_IMAGES, Threads, chunks, write_shard
+from pipelines.plan import Plan, order_hash
+from pipelines.values import Fault, InputRef, Location, PlannedShard
+from pipelines.write import GROUP_TASKS, group_refs, write_shard
 from shards.example import decode_example
 from shards.files import hash_file
 from shards.records import read_index, read_records
 
 SHARD = PlannedShard(number=0, split="train", index=3)
+PLAN = Plan(labels=("a", "b"), label_counts={}, splits=())
 
 
 @pytest.fixture
-def refs(tmp_path: Path) -> list[ImageRef]:
+def refs(tmp_path: Path) -> list[InputRef]:
     refs = []
     for number in range(40):
         path = tmp_path / f"{number}.jpg"
         path.write_bytes(encoded(picture(number)))
         refs.append(
-            ImageRef(path.name, "ab"[number % 2], str(path), path.stat().st_size, columns=(number, "x" * number))
+            make_ref(path.name, "ab"[number % 2], str(path), path.stat().st_size, columns=(number, "x" * number))
         )
     return refs
 
 
-def write(refs: list[ImageRef], output: Path, *, threads: int = 2, **sections: object):
+def write(refs: list[InputRef], output: Path, *, threads: int = 2, **sections: object):
     columns = {"number": {"type": "int"}, "text": {"type": "text"}}
-    config = make_config("raw", output, source={"columns": columns}, **sections)
+    config = make_config("raw", output, columns=columns, **sections)
     folder = BuildFolder(output)
     folder.prepare(overwrite=False)
     (output / "train").mkdir()
     seen = []
-    with ThreadPoolExecutor(threads) as executor:
-        receipt = write_shard(
-            SHARD,
-            refs,
-            labels=["a", "b"],
-            config=config,
-            threads=Threads(executor, threads),
-            watch=lambda *c: seen.append(c),
-        )
+    with closing(DecoderPool(config, threads)) as decoders:
+        receipt = write_shard(SHARD, refs, plan=PLAN, config=config, decoders=decoders, watch=lambda *c: seen.append(c))
     assert receipt == load_receipt(folder.receipt(SHARD))
     return folder, receipt, seen
 
@@ -89,17 +84,19 @@ def test_threads_and_listing_order_do_not_change_a_byte(refs, tmp_path):
 
 
 def test_rejects_are_recorded_with_their_reasons(refs, tmp_path):
-    Path(refs[3].location).write_bytes(Path(refs[3].location).read_bytes()[:100])
-    Path(refs[5].location).unlink()
-    refs[9] = refs[9]._replace(fault=Fault("bad_row", "list.csv line 9: label is empty"), label="")
+    cut = Path(refs[3].location.path)
+    cut.write_bytes(cut.read_bytes()[:100])
+    refs[3] = refs[3]._replace(location=Location(str(cut), 100))
+    Path(refs[5].location.path).unlink()
+    refs[9] = refs[9]._replace(fault=Fault("bad_row", "list.csv line 9: label is empty"), labels=())
     refs[11] = refs[12]._replace(location=refs[11].location)  # the same key twice
     folder, receipt, seen = write(refs, tmp_path / "out")
     rows = [json.loads(line) for line in folder.rejects(SHARD).read_text().splitlines()]
     by_reason = {row["reason"]: row for row in rows}
     assert sorted(by_reason) == ["bad_row", "duplicate_key", "truncated", "unreadable"]
     assert by_reason["truncated"]["key"] == "3.jpg"
-    assert by_reason["truncated"]["source"] == "raw"
-    assert by_reason["truncated"]["sha256"] == hash_file(Path(refs[3].location))
+    assert by_reason["truncated"]["source"] == "default"
+    assert by_reason["truncated"]["sha256"] == hash_file(Path(refs[3].location.path))
     assert by_reason["unreadable"]["message"] == "No such file or directory"
     assert by_reason["bad_row"]["message"] == "list.csv line 9: label is empty"
     assert by_reason["duplicate_key"]["message"].startswith("another input has the same key; give each row an id")
@@ -128,24 +125,13 @@ def test_inputs_fingerprint_follows_the_metadata(refs, tmp_path):
     first = write(refs, tmp_path / "a")[1].inputs
     moved = [ref._replace(location=ref.location) for ref in refs]
     assert write(moved, tmp_path / "b")[1].inputs == first
-    changed = [refs[0]._replace(size=refs[0].size + 1), *refs[1:]]
+    changed = [refs[0]._replace(location=refs[0].location._replace(size=5)), *refs[1:]]
     assert write(changed, tmp_path / "c")[1].inputs != first
 
 
 def test_tasks_are_bounded_in_number_and_bytes():
-    small = [ImageRef(str(n), "", "", 10) for n in range(40)]
-    assert [len(chunk) for chunk in chunks(small)] == [CHUNK_IMAGES, CHUNK_IMAGES, 8]
-    large = [ImageRef(str(n), "", "", 3_000_000) for n in range(5)]
-    assert [len(chunk) for chunk in chunks(large)] == [2, 2, 1]
-    assert [ref for chunk in chunks(small) for ref in chunk] == small
-
-
-def test_a_bug_is_not_a_reject(refs, tmp_path, monkeypatch):
-    def broken(*_):
-        raise KeyError("a bug of ours")
-
-    monkeypatch.setattr("pipelines.write.process_image", broken)
-    with pytest.raises(KeyError, match="a bug of ours"):
-        write(refs, tmp_path / "out")
-    assert not (tmp_path / "out" / "train" / "train-00003.tfrecord").exists()
-    assert list((tmp_path / "out" / "train").iterdir()) == []
+    small = [make_ref(str(n), size=10) for n in range(2 * GROUP_TASKS + 8)]
+    assert [len(group) for group in group_refs(small)] == [GROUP_TASKS, GROUP_TASKS, 8]
+    large = [make_ref(str(n), size=3_000_000) for n in range(5)]
+    assert [len(group) for group in group_refs(large)] == [2, 2, 1]
+    assert [ref for group in group_refs(small) for ref in group] == small

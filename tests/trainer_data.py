@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from shards.example import encode_example
-from shards.manifest import MANIFEST, Counts, FeatureEntry, Manifest, ShardEntry, SplitEntry
+from shards.manifest import FORMAT_VERSION, MANIFEST, Counts, FeatureEntry, Manifest, ShardEntry, SplitEntry
 from shards.records import RecordWriter
 from shards.settings import set_dotted, validate
 from trainer.config import TrainConfig
@@ -84,11 +84,12 @@ def write_dataset(
     ]
     written = sum(entry.records for entry in entries)
     manifest = Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         name="test",
         fingerprint="test",
         made_by={},
         settings={"image": {"resize": resize or {"mode": "exact", "size": 8, "width": None, "height": None}}},
+        label_kind="single",
         labels=tuple(labels),
         features=tuple(
             FeatureEntry(name=name, type=kind, description="") for name, kind in (features or FEATURES).items()

@@ -1,0 +1,85 @@
+"""Every kind of source as references.
+
+What is wrong with a source as a whole is an error before work starts (`check_sources`); what is wrong with one input
+becomes that input's fault. No image is opened here, and nothing that grows with the source is held.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from pipelines.config import BuildConfig, SourceConfig
+from pipelines.sources import folders, listings
+from pipelines.sources.base import Kind, Partition
+from pipelines.sources.rows import RowReader, read_names
+from pipelines.spool import Spool, spool_path, write_spool
+from pipelines.storage import check_remote, exists, is_folder, is_glob, is_remote
+from pipelines.values import InputRef
+from shards.errors import UsageError
+
+KINDS: dict[str, Kind] = {
+    "folder": folders.KIND,
+    "csv": listings.KIND,
+    "tsv": listings.KIND,
+    "jsonl": listings.KIND,
+}
+# By the end of the name; the longest that fits decides.
+SUFFIX_KINDS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+}
+
+
+def check_sources(config: BuildConfig) -> None:
+    """Refuses, before any work, sources that cannot be listed and names that cannot be read."""
+    read_names(config)
+    for source in config.all_sources:
+        if is_remote(source.path):
+            check_remote(source.path)
+        if source.kind != "python" and not is_glob(source.path) and not exists(source.path):
+            raise UsageError(f"source.path {source.path} does not exist")
+        resolved = resolve(source)
+        KINDS[resolved.kind].check(resolved, config)
+
+
+def resolve(source: SourceConfig) -> SourceConfig:
+    """The source with the kind that its path shows, if it has none."""
+    if source.kind != "auto":
+        return source
+    if is_folder(source.path):
+        return source.model_copy(update={"kind": "folder"})
+    name = source.path.rpartition("/")[2].lower()
+    for suffix in sorted(SUFFIX_KINDS, key=len, reverse=True):
+        if name.endswith(suffix):
+            return source.model_copy(update={"kind": SUFFIX_KINDS[suffix]})
+    if is_glob(source.path):
+        return source.model_copy(update={"kind": "folder"})
+    raise UsageError(
+        f"source.path {source.path}: neither a folder nor a file that ends in {', '.join(SUFFIX_KINDS)}; "
+        "set source.kind"
+    )
+
+
+def partition_sources(config: BuildConfig) -> list[Partition]:
+    """Cuts all sources into pieces that workers list independently."""
+    parts: list[Partition] = []
+    for number, source in enumerate(config.all_sources):
+        resolved = resolve(source)
+        for part in KINDS[resolved.kind].partition(resolved, config):
+            parts.append(part._replace(source=number, number=len(parts)))
+    return parts
+
+
+def list_partition(part: Partition, config: BuildConfig, spool_folder: str = "") -> Iterator[InputRef]:
+    """The refs of one piece; payloads that cannot be read in place go to `spool_folder`, or nowhere in a dry run."""
+    if part.spooled and spool_folder:
+        return write_spool(spool_path(Path(spool_folder), part.number), partial(_refs, part, config))
+    return _refs(part, config, Spool("", None))
+
+
+def _refs(part: Partition, config: BuildConfig, spool: Spool) -> Iterator[InputRef]:
+    source = resolve(config.all_sources[part.source])
+    reader = RowReader(source, config, read_names(config))
+    for row in KINDS[part.kind].rows(part, source, config, spool):
+        yield reader.ref(row, part)

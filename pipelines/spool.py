@@ -1,0 +1,59 @@
+"""Spooling: what cannot be read at a random place is written, once and in order, to a file in which everything can.
+
+Payloads are appended as they come, so a source of any size spools in the same memory. The refs lie beside the
+payloads and get their name last: whoever asks for the same partition again (a retry, another stage) gets the same refs,
+even from a function that would not give the same answer twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from pipelines.coders import InputRefCoder
+from pipelines.values import InputRef, Location
+from shards.files import open_atomically
+
+_CODER = InputRefCoder()
+_LENGTH_BYTES = 8
+
+
+class Spool:
+    """Takes payloads and tells where they lie; without a stream it only counts (for a dry run)."""
+
+    def __init__(self, path: str, stream: BinaryIO | None) -> None:
+        """`path` is the name that the stream's content will have."""
+        self._path, self._stream, self._end = path, stream, 0
+
+    def add(self, data: bytes | memoryview, *, form: str = "") -> Location:
+        """Appends one payload."""
+        if self._stream:
+            self._stream.write(data)
+        location = Location(self._path, len(data), self._end, form=form)
+        self._end += len(data)
+        return location
+
+
+def spool_path(folder: Path, number: int) -> Path:
+    """Where a partition's payloads go."""
+    return folder / f"{number:06d}.bin"
+
+
+def write_spool(path: Path, refs_of: Callable[[Spool], Iterable[InputRef]]) -> Iterator[InputRef]:
+    """Spools a partition unless that has been done, and yields its refs from disk."""
+    listed = path.with_suffix(".refs")
+    if not listed.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            refs = stack.enter_context(open_atomically(listed))  # entered first, so named last
+            data = stack.enter_context(open_atomically(path))
+            for ref in refs_of(Spool(str(path), data)):
+                encoded = _CODER.encode(ref)
+                refs.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+    yield from _read_refs(listed)
+
+
+def _read_refs(path: Path) -> Iterator[InputRef]:
+    with path.open("rb") as stream:
+        while length := stream.read(_LENGTH_BYTES):
+            yield _CODER.decode(stream.read(int.from_bytes(length, "little")))
