@@ -121,7 +121,8 @@ def print_summary(manifest: Manifest, config: BuildConfig, *, rate: float, secon
     _print_table(manifest.name, ("split", "images", "shards", "MB"), rows)
     counts, rejected = manifest.counts, sum(manifest.counts.rejected.values())
     print(
-        f"{counts.read:,} read = {counts.written:,} written + {rejected:,} rejected + {counts.duplicates:,} duplicates"
+        f"{counts.listed:,} listed = {counts.written:,} written + {rejected:,} rejected "
+        f"+ {counts.duplicates:,} duplicates"
     )
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items())

@@ -1,9 +1,10 @@
 """Ends a build: accounting, error budget, analysis, descriptions, and the manifest last of all."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +17,11 @@ from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan
 from pipelines.report import read_rejects, render_report
 from pipelines.schema import feature_list, schema_text, tfds_files
-from pipelines.values import Receipt
+from pipelines.values import Account, Receipt
 from shards import __version__
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
-from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SplitEntry
+from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SourceEntry, SplitEntry
 
 # The packages whose versions can change the bytes of a shard.
 BYTE_MAKERS = ("simplejpeg", "opencv-python-headless", "pillow")
@@ -47,15 +48,23 @@ def commit(plan: Plan, config: BuildConfig, *, analyst: Analyst, options: Pipeli
 def count_up(receipts: Sequence[Receipt]) -> Counts:
     """The accounting over all shards."""
     rejected: Counter[str] = Counter()
-    read = written = 0
+    accounts: defaultdict[tuple[str, str], Account] = defaultdict(Account)
     for receipt in receipts:
-        read, written = read + receipt.read, written + receipt.records
         rejected.update(receipt.rejected)
+        for source, account in receipt.sources.items():
+            accounts[source, receipt.split] += account
     return Counts(
-        read=read,
-        written=written,
+        listed=sum(receipt.listed for receipt in receipts),
+        written=sum(receipt.records for receipt in receipts),
         rejected=dict(sorted(rejected.items())),
         duplicates=sum(receipt.duplicates for receipt in receipts),
+        boxes_kept=sum(receipt.boxes_kept for receipt in receipts),
+        boxes_dropped=sum(receipt.boxes_dropped for receipt in receipts),
+        kept_truncated=sum(receipt.kept_truncated for receipt in receipts),
+        sources=tuple(
+            SourceEntry(source=source, split=split, **dataclasses.asdict(account))
+            for (source, split), account in accounts.items()
+        ),
     )
 
 
@@ -63,10 +72,12 @@ def check_accounting(plan: Plan, receipts: Sequence[Receipt], counts: Counts) ->
     """Every planned shard was written, and every listed input is in exactly one account."""
     if len(receipts) != len(plan.shards):
         raise ShardsmithError(f"{len(receipts)} of {len(plan.shards)} planned shards were written; run the build again")
-    if counts.read != plan.images or not counts.balanced:
+    if problems := counts.problems():
+        raise ShardsmithError(f"accounting does not hold: {problems[0]}; run the build again")
+    if counts.listed != plan.images:
         raise ShardsmithError(
-            f"accounting does not hold: {plan.images} inputs listed, {counts.read} read, {counts.written} written, "
-            f"{sum(counts.rejected.values())} rejected; did the source change during the build? Run it again"
+            f"accounting does not hold: {plan.images} inputs were planned, {counts.listed} came; "
+            "did the source change during the build? Run it again"
         )
 
 
@@ -76,12 +87,12 @@ def check_budget(counts: Counts, config: BuildConfig, folder: BuildFolder) -> No
     if counts.written == 0:
         raise ShardsmithError(f"no image could be used: {rejected_summary(counts, folder)}")
     assert isinstance(config.max_reject_fraction, float), "budgets by reason come with the accounts"
-    if rejected > config.max_reject_fraction * counts.read:
+    if rejected > config.max_reject_fraction * counts.listed:
         raise ShardsmithError(
-            f"{rejected} of {counts.read} inputs were rejected ({rejected / counts.read:.2%}), "
+            f"{rejected} of {counts.listed} inputs were rejected ({rejected / counts.listed:.2%}), "
             f"max_reject_fraction allows {config.max_reject_fraction:.2%}: {rejected_summary(counts, folder)}\n"
             f"  the full list is in {folder.root / 'rejected'}; mend or remove these files, "
-            f"or allow them with --set max_reject_fraction={_round_up(rejected / counts.read)}"
+            f"or allow them with --set max_reject_fraction={_round_up(rejected / counts.listed)}"
         )
 
 

@@ -44,7 +44,7 @@ class Watch:
         for path in (self._folder.state / "receipts").glob("*.json"):
             if path.stem not in self._finished:
                 receipt = load_receipt(path)
-                self._finished[path.stem] = (receipt.read, sum(receipt.rejected.values()))
+                self._finished[path.stem] = (receipt.listed, sum(receipt.rejected.values()))
         counts = [*self._finished.values(), *self._running()]
         return Status(self._total, sum(done for done, _ in counts), sum(rejected for _, rejected in counts))
 

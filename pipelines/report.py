@@ -31,7 +31,7 @@ def render_report(manifest: Manifest, root: Path) -> str:
     rejected = sum(counts.rejected.values())
     parts = [
         f"<h1>{html.escape(manifest.name)}</h1>",
-        f'<p class="quiet">{counts.read:,} read = {counts.written:,} written + {rejected:,} rejected '
+        f'<p class="quiet">{counts.listed:,} listed = {counts.written:,} written + {rejected:,} rejected '
         f"+ {counts.duplicates:,} duplicates &middot; {len(manifest.labels):,} classes &middot; "
         f"fingerprint {manifest.fingerprint[:12]}</p>",
         "<h2>Splits</h2>",

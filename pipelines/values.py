@@ -124,7 +124,7 @@ class Receipt:
 
     split: str
     index: int
-    read: int
+    listed: int
     records: int
     bytes: int
     sha256: str

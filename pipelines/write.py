@@ -50,7 +50,7 @@ def write_shard(
                 writer.write(outcome.record)
                 facts.add(outcome.facts, ref_digest(ref))
             tally.add(ref, outcome)
-            watch(tally.read, len(tally.rejects))
+            watch(tally.listed, len(tally.rejects))
     facts.save(folder.facts(shard))
     save_rejects(tally.rejects, folder.rejects(shard))
     receipt = tally.receipt(shard, writer.finish(), inputs=fingerprint_inputs(ordered))
@@ -128,13 +128,13 @@ class Tally:
     sources: defaultdict[str, Account] = field(default_factory=lambda: defaultdict(Account))
 
     @property
-    def read(self) -> int:
+    def listed(self) -> int:
         """Inputs so far."""
-        return self.totals["read"]
+        return self.totals["listed"]
 
     def add(self, ref: InputRef, outcome: Outcome) -> None:
         """Counts one input."""
-        self.totals["read"] += 1
+        self.totals["listed"] += 1
         twice = isinstance(outcome, Refused) and outcome.reason == LISTED_TWICE
         made = isinstance(outcome, Made)
         self.sources[source_name(ref, self.config)] += Account(1, int(made), int(not made and not twice), int(twice))
@@ -158,7 +158,7 @@ class Tally:
             **dataclasses.asdict(written),
             split=shard.split,
             index=shard.index,
-            read=self.read,
+            listed=self.listed,
             inputs=inputs,
             labels=dict(sorted(self.labels.items())),
             rejected=dict(sorted(Counter(reject.reason for reject in self.rejects).items())),

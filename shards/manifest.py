@@ -71,18 +71,46 @@ class FeatureEntry(_Value):
     length: PositiveInt | None = 1
 
 
-class Counts(_Value):
-    """The accounting of a build: read = written + rejected + duplicates."""
+class SourceEntry(_Value):
+    """What became of the inputs of one source that fell to one split."""
 
-    read: NonNegativeInt
+    source: str
+    split: str
+    listed: NonNegativeInt
+    written: NonNegativeInt
+    rejected: NonNegativeInt
+    duplicates: NonNegativeInt
+
+
+class Counts(_Value):
+    """The accounting of a build: listed = written + rejected + duplicates, in all and per source and split.
+
+    `kept_truncated` pictures were cut off and kept, as `image.truncated` asked; they are among the written.
+    """
+
+    listed: NonNegativeInt
     written: NonNegativeInt
     rejected: dict[str, NonNegativeInt]
     duplicates: NonNegativeInt
+    boxes_kept: NonNegativeInt = 0
+    boxes_dropped: NonNegativeInt = 0
+    kept_truncated: NonNegativeInt = 0
+    sources: tuple[SourceEntry, ...]
 
-    @property
-    def balanced(self) -> bool:
-        """Whether every input is accounted for."""
-        return self.read == self.written + sum(self.rejected.values()) + self.duplicates
+    def problems(self) -> list[str]:
+        """Where an input is in no account or in several; empty if every single one is accounted for."""
+        total = (self.listed, self.written, sum(self.rejected.values()), self.duplicates)
+        parts = [(each.listed, each.written, each.rejected, each.duplicates) for each in self.sources]
+        names = ["the dataset", *(f"source {each.source!r} in split {each.split!r}" for each in self.sources)]
+        problems = [
+            f"{name}: {listed} listed are not {written} written + {rejected} rejected + {duplicates} duplicates"
+            for name, (listed, written, rejected, duplicates) in zip(names, [total, *parts], strict=True)
+            if listed != written + rejected + duplicates
+        ]
+        for what, whole, *counts in zip(("listed", "written", "rejected", "duplicates"), total, *parts, strict=True):
+            if whole != sum(counts):
+                problems.append(f"the dataset: {whole} {what}, its sources have {sum(counts)}")
+        return problems
 
 
 class Manifest(_Value):

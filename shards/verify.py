@@ -59,8 +59,8 @@ def verify(directory: Path, *, processes: int = 1, tick: Tick = lambda shard: No
 
 
 def _check_counts(manifest: Manifest) -> Iterator[Problem]:
-    if not manifest.counts.balanced:
-        yield Problem(MANIFEST, f"the accounting does not hold: {manifest.counts}")
+    for problem in manifest.counts.problems():
+        yield Problem(MANIFEST, f"the accounting does not hold: {problem}")
     written = sum(split.records for split in manifest.splits)
     if written != manifest.counts.written:
         yield Problem(MANIFEST, f"counts.written is {manifest.counts.written}, the splits have {written} records")
@@ -69,6 +69,9 @@ def _check_counts(manifest: Manifest) -> Iterator[Problem]:
         if (split.records, split.bytes) != (records, size):
             said = f"{split.records} records in {split.bytes} bytes"
             yield Problem(MANIFEST, f"split {split.name!r} has {said}, its shards have {records} in {size}")
+        accounted = sum(account.written for account in manifest.counts.sources if account.split == split.name)
+        if accounted != split.records:
+            yield Problem(MANIFEST, f"split {split.name!r} has {split.records} records, its sources have {accounted}")
 
 
 @dataclass(frozen=True)

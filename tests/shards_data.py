@@ -19,6 +19,7 @@ from shards.manifest import (
     FileEntry,
     Manifest,
     ShardEntry,
+    SourceEntry,
     SplitEntry,
     read_manifest,
 )
@@ -132,12 +133,29 @@ def write_dataset(directory: Path, splits: Mapping[str, Sequence[int]] = SPLITS)
             FeatureEntry(name=name, type=kind, description=f"the {name}")  # type: ignore[arg-type]
             for name, kind in FEATURES.items()
         ),
-        counts=Counts(read=number + 3, written=number, rejected={"truncated": 2}, duplicates=1),
+        counts=make_counts({entry.name: entry.records for entry in entries} or {"train": 0}, rejected=2, duplicates=1),
         splits=tuple(entries),
         files=tuple(write_file(directory, path, content) for path, content in FILES.items()),
     )
     save_manifest(directory, manifest)
     return manifest
+
+
+def make_counts(written: Mapping[str, int], *, rejected: int = 0, duplicates: int = 0) -> Counts:
+    """The accounts of one source, all of whose rejects and duplicates are in the first split."""
+    lost = [(rejected, duplicates)] + [(0, 0)] * (len(written) - 1)
+    return Counts(
+        listed=sum(written.values()) + rejected + duplicates,
+        written=sum(written.values()),
+        rejected={"truncated": rejected} if rejected else {},
+        duplicates=duplicates,
+        sources=tuple(
+            SourceEntry(
+                source="default", split=split, listed=count + bad + twice, written=count, rejected=bad, duplicates=twice
+            )
+            for (split, count), (bad, twice) in zip(written.items(), lost, strict=True)
+        ),
+    )
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:

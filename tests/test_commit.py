@@ -11,7 +11,7 @@ from pictures import write_class_folders
 from pipelines.commit import check_accounting, check_budget, count_up, list_files
 from pipelines.layout import BuildFolder
 from pipelines.plan import Listing, make_plan
-from pipelines.values import Receipt
+from pipelines.values import Account, Receipt
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.verify import verify
@@ -19,10 +19,11 @@ from shards.verify import verify
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def receipt(index: int = 0, *, read: int = 10, records: int = 10, **rejected: int) -> Receipt:
+def receipt(index: int = 0, *, listed: int = 10, records: int = 10, **rejected: int) -> Receipt:
     return Receipt(
-        split="train", index=index, read=read, records=records, bytes=1, sha256="", index_sha256="", inputs="",
+        split="train", index=index, listed=listed, records=records, bytes=1, sha256="", index_sha256="", inputs="",
         labels={}, rejected=rejected, formats={}, smallest=(1, 1), largest=(1, 1),
+        sources={"default": Account(listed, records, sum(rejected.values()), 0)},
     )  # fmt: skip
 
 
@@ -35,11 +36,17 @@ def plan_for(images: int, shards: int):
 
 
 def test_counts_add_up():
-    counts = count_up([receipt(read=10, records=7, truncated=3), receipt(read=5, records=3, truncated=1, empty_file=1)])
+    counts = count_up(
+        [receipt(listed=10, records=7, truncated=3), receipt(listed=5, records=3, truncated=1, empty_file=1)]
+    )
     assert counts.model_dump() == {
-        "read": 15, "written": 10, "rejected": {"empty_file": 1, "truncated": 4}, "duplicates": 0,
+        "listed": 15, "written": 10, "rejected": {"empty_file": 1, "truncated": 4}, "duplicates": 0,
+        "boxes_kept": 0, "boxes_dropped": 0, "kept_truncated": 0,
+        "sources": (
+            {"source": "default", "split": "train", "listed": 15, "written": 10, "rejected": 5, "duplicates": 0},
+        ),
     }  # fmt: skip
-    assert counts.balanced
+    assert counts.problems() == []
 
 
 def test_a_missing_shard_or_input_stops_the_commit():
@@ -49,10 +56,12 @@ def test_a_missing_shard_or_input_stops_the_commit():
     with pytest.raises(ShardsmithError, match="1 of 2 planned shards were written; run the build again"):
         check_accounting(plan, whole[:1], count_up(whole[:1]))
     lost = [receipt(0), receipt(1, records=9)]
-    with pytest.raises(ShardsmithError, match="20 inputs listed, 20 read, 19 written, 0 rejected"):
+    with pytest.raises(ShardsmithError, match="the dataset: 20 listed are not 19 written \\+ 0 rejected"):
         check_accounting(plan, lost, count_up(lost))
-    fewer = [receipt(0), receipt(1, read=9, records=9)]
-    with pytest.raises(ShardsmithError, match="20 inputs listed, 19 read"):
+    fewer = [receipt(0), receipt(1, listed=9, records=9)]
+    with pytest.raises(
+        ShardsmithError, match="20 inputs were planned, 19 came; did the source change during the build"
+    ):
         check_accounting(plan, fewer, count_up(fewer))
 
 
@@ -63,7 +72,7 @@ def test_the_budget_says_what_was_rejected_and_why(tmp_path):
         {"key": f"a/{n}.jpg", "source": "raw", "reason": "truncated", "message": "cut", "sha256": ""} for n in range(7)
     ]
     (tmp_path / "rejected" / "train-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counts = count_up([receipt(read=100, records=93, truncated=7)])
+    counts = count_up([receipt(listed=100, records=93, truncated=7)])
     config = make_config("raw", tmp_path, max_reject_fraction=0.05)
     with pytest.raises(ShardsmithError) as caught:
         check_budget(counts, config, folder)
@@ -76,7 +85,9 @@ def test_the_budget_says_what_was_rejected_and_why(tmp_path):
     check_budget(counts, make_config("raw", tmp_path, max_reject_fraction=0.07), folder)
     with pytest.raises(ShardsmithError, match="no image could be used: 3 truncated"):
         check_budget(
-            count_up([receipt(read=3, records=0, truncated=3)]), make_config("r", "o", max_reject_fraction=1.0), folder
+            count_up([receipt(listed=3, records=0, truncated=3)]),
+            make_config("r", "o", max_reject_fraction=1.0),
+            folder,
         )
 
 
@@ -90,7 +101,7 @@ def test_a_failed_build_leaves_nothing_that_looks_complete_and_can_be_run_again(
     assert (tmp_path / "out" / "rejected").is_dir()
     (source / "dog" / "broken.png").unlink()
     manifest = run_build(config)
-    assert manifest.counts.read == 12
+    assert manifest.counts.listed == 12
     assert verify(tmp_path / "out") == []
     assert not (tmp_path / "out" / ".build").exists()
 
@@ -154,7 +165,7 @@ def test_the_dataset_can_be_moved(built, tmp_path):
 
 def test_accounting_in_the_manifest(built):
     counts = built.manifest.counts
-    assert (counts.read, counts.written, counts.rejected, counts.duplicates) == (41, 40, {"truncated": 1}, 0)
+    assert (counts.listed, counts.written, counts.rejected, counts.duplicates) == (41, 40, {"truncated": 1}, 0)
     assert sum(sum(split.labels.values()) for split in built.manifest.splits) == 40
     rows = [json.loads(line) for path in (built.root / "rejected").iterdir() for line in path.read_text().splitlines()]
     assert [(row["key"], row["reason"]) for row in rows] == [("cat/broken.jpg", "truncated")]

@@ -20,6 +20,7 @@ from shards.manifest import (
     FileEntry,
     Manifest,
     ShardEntry,
+    SourceEntry,
     SplitEntry,
     parse_manifest,
     read_manifest,
@@ -39,7 +40,13 @@ SMALL = Manifest(
         FeatureEntry(name="image", type="bytes", description="encoded picture"),
         FeatureEntry(name="label", type="int64", description="class id"),
     ),
-    counts=Counts(read=6, written=3, rejected={"truncated": 2}, duplicates=1),
+    counts=Counts(
+        listed=6,
+        written=3,
+        rejected={"truncated": 2},
+        duplicates=1,
+        sources=(SourceEntry(source="default", split="train", listed=6, written=3, rejected=2, duplicates=1),),
+    ),
     splits=(
         SplitEntry(
             name="train",
@@ -170,7 +177,7 @@ WRONG = {
         "labels: Field required",
     ),
     "nested": (
-        changed(counts={"read": 1, "written": -1, "rejected": {}, "duplicates": 0}),
+        changed(counts={"listed": 1, "written": -1, "rejected": {}, "duplicates": 0, "sources": []}),
         "counts.written: Input should be greater than or equal to 0",
     ),
     "absolute path": (
@@ -229,20 +236,38 @@ def test_an_unknown_split_is_the_users_mistake_and_lists_the_known_ones() -> Non
         SMALL.model_copy(update={"splits": ()}).split("train")
 
 
+def account(split: str, listed: int, written: int, rejected: int, duplicates: int) -> SourceEntry:
+    return SourceEntry(
+        source="web", split=split, listed=listed, written=written, rejected=rejected, duplicates=duplicates
+    )
+
+
 @pytest.mark.parametrize(
-    ("read", "written", "rejected", "duplicates", "balanced"),
+    ("total", "sources", "problems"),
     [
-        (0, 0, {}, 0, True),
-        (6, 3, {"truncated": 1, "too_large": 1}, 1, True),
-        (6, 3, {"truncated": 1, "too_large": 1}, 0, False),
-        (6, 3, {}, 1, False),
-        (3, 3, {"truncated": 1}, 0, False),
+        ((0, 0, {}, 0), [], []),
+        ((6, 3, {"truncated": 1, "too_large": 1}, 1), [account("train", 4, 2, 2, 0), account("test", 2, 1, 0, 1)], []),
+        (
+            (6, 3, {"truncated": 1}, 1),
+            [account("train", 6, 3, 1, 1)],
+            [
+                "the dataset: 6 listed are not 3 written + 1 rejected + 1 duplicates",
+                "source 'web' in split 'train': 6 listed are not 3 written + 1 rejected + 1 duplicates",
+            ],
+        ),
+        (
+            (6, 3, {"truncated": 2}, 1),
+            [account("train", 5, 2, 2, 1)],
+            ["the dataset: 6 listed, its sources have 5", "the dataset: 3 written, its sources have 2"],
+        ),
     ],
 )
-def test_counts_balance_when_every_input_is_in_one_account(
-    read: int, written: int, rejected: dict[str, int], duplicates: int, balanced: bool
+def test_the_counts_say_where_an_input_is_not_in_exactly_one_account(
+    total: tuple[int, int, dict[str, int], int], sources: list[SourceEntry], problems: list[str]
 ) -> None:
-    assert Counts(read=read, written=written, rejected=rejected, duplicates=duplicates).balanced is balanced
+    listed, written, rejected, duplicates = total
+    counts = Counts(listed=listed, written=written, rejected=rejected, duplicates=duplicates, sources=tuple(sources))
+    assert counts.problems() == problems
 
 
 def test_entries_cannot_be_changed() -> None:

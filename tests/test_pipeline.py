@@ -79,8 +79,8 @@ def test_write_shards_returns_a_receipt_per_shard(raw, tmp_path):
         refs = pipeline | ListInputs(config)
         plan = refs | PlanShards(config, folder.plan)
         receipts = refs | WriteShards(config, beam.pvalue.AsSingleton(plan), 2)
-        told = receipts | beam.Map(lambda r: (r.split, r.index, r.read == r.records + sum(r.rejected.values())))
-        totals = receipts | beam.Map(lambda r: r.read) | beam.CombineGlobally(sum)
+        told = receipts | beam.Map(lambda r: (r.split, r.index, r.listed == r.records + sum(r.rejected.values())))
+        totals = receipts | beam.Map(lambda r: r.listed) | beam.CombineGlobally(sum)
         assert_that(told, equal_to([("train", 0, True), ("train", 1, True)]), label="receipts")
         assert_that(totals, equal_to([37]), label="everything is read")
 

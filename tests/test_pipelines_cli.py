@@ -31,7 +31,7 @@ def test_build_without_a_config_file(tmp_path):
         "--direct_running_mode=multi_processing", "--direct_num_workers=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "21 read = 20 written + 1 rejected + 0 duplicates" in done.stdout
+    assert "21 listed = 20 written + 1 rejected + 0 duplicates" in done.stdout
     assert f"rejected: 1 unknown_format; see {tmp_path}/out/rejected" in done.stdout
     assert f"next:    python -m shards verify {tmp_path}/out" in done.stdout
     assert "Traceback" not in done.stderr

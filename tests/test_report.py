@@ -11,7 +11,7 @@ from pipelines.report import render_report
 
 def test_the_report_tells_the_accounting_and_shows_pictures(built):
     page = (built.root / "report.html").read_text()
-    assert "41 read = 40 written + 1 rejected + 0 duplicates" in page
+    assert "41 listed = 40 written + 1 rejected + 0 duplicates" in page
     assert "<title>animals</title>" in page
     assert page.count("<figure>") == min(24, built.manifest.split("train").shards[0].records)
     assert page.count("data:image/png;base64,") == page.count("<figure>")

@@ -14,6 +14,7 @@ from shards_data import (
     change_split,
     features,
     flip_bit,
+    make_counts,
     thorough,
     write_dataset,
     write_records,
@@ -51,8 +52,7 @@ def rewrite_train(dataset: Path, shard: list[dict[str, Any]]) -> None:
     shutil.rmtree(dataset / "train")
     split = write_split(dataset, "train", [shard])
     manifest = read_manifest(dataset)
-    written = split.records + manifest.splits[1].records
-    counts = Counts(read=written, written=written, rejected={}, duplicates=0)
+    counts = make_counts({"train": split.records, "test": manifest.splits[1].records})
     change_manifest(dataset, splits=(split, manifest.splits[1]), counts=counts)
 
 
@@ -293,18 +293,31 @@ def test_wrong_label_counts_are_found(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "message"),
+    ("counts", "found"),
     [
         (
-            Counts(read=8, written=7, rejected={}, duplicates=0),
-            "the accounting does not hold: read=8 written=7 rejected={} duplicates=0",
+            make_counts({"train": 5, "test": 2}).model_copy(update={"duplicates": 1}),
+            [
+                "the accounting does not hold: the dataset: 7 listed are not 7 written + 0 rejected + 1 duplicates",
+                "the accounting does not hold: the dataset: 1 duplicates, its sources have 0",
+            ],
         ),
-        (Counts(read=8, written=8, rejected={}, duplicates=0), "counts.written is 8, the splits have 7 records"),
+        (
+            make_counts({"train": 6, "test": 2}),
+            [
+                "counts.written is 8, the splits have 7 records",
+                "split 'train' has 5 records, its sources have 6",
+            ],
+        ),
+        (
+            make_counts({"train": 4, "test": 3}),
+            ["split 'train' has 5 records, its sources have 4", "split 'test' has 2 records, its sources have 3"],
+        ),
     ],
 )
-def test_a_wrong_accounting_is_found(dataset: Path, counts: Counts, message: str) -> None:
+def test_a_wrong_accounting_is_found(dataset: Path, counts: Counts, found: list[str]) -> None:
     change_manifest(dataset, counts=counts)
-    assert messages(dataset) == [f"manifest.json: {message}"]
+    assert messages(dataset) == [f"manifest.json: {message}" for message in found]
 
 
 def test_a_file_in_the_manifest_that_was_never_written_is_found(dataset: Path) -> None:

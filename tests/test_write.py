@@ -63,7 +63,7 @@ def test_a_shard_holds_its_refs_in_hash_order(refs, tmp_path):
     assert (example["height"], example["width"]) == ([10], [20])
     assert (example["number"], example["text"]) == ([7], [b"x" * 7])
     assert example["image"][0].startswith(b"\xff\xd8")
-    assert (receipt.read, receipt.records, receipt.labels) == (40, 40, {"a": 20, "b": 20})
+    assert (receipt.listed, receipt.records, receipt.labels) == (40, 40, {"a": 20, "b": 20})
     assert (receipt.smallest, receipt.largest, receipt.formats) == ((10, 20), (10, 20), {"jpeg": 40})
 
 
@@ -101,7 +101,7 @@ def test_rejects_are_recorded_with_their_reasons(refs, tmp_path):
     assert by_reason["bad_row"]["message"] == "list.csv line 9: label is empty"
     assert by_reason["duplicate_key"]["message"].startswith("another input has the same key; give each row an id")
     assert receipt.rejected == {"bad_row": 1, "duplicate_key": 1, "truncated": 1, "unreadable": 1}
-    assert (receipt.read, receipt.records) == (40, 36)
+    assert (receipt.listed, receipt.records) == (40, 36)
     assert seen[-1] == (40, 4)
 
 

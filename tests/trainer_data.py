@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from shards_data import make_counts
 from sklearn.datasets import load_digits
 
 from shards.example import encode_example
-from shards.manifest import FORMAT_VERSION, MANIFEST, Counts, FeatureEntry, Manifest, ShardEntry, SplitEntry
+from shards.manifest import FORMAT_VERSION, MANIFEST, FeatureEntry, Manifest, ShardEntry, SplitEntry
 from shards.records import RecordWriter
 from shards.settings import set_dotted, validate
 from trainer.config import TrainConfig
@@ -82,7 +83,6 @@ def write_dataset(
     entries = [
         _write_split(directory, name, pictures, labels=labels, shards=shards) for name, pictures in splits.items()
     ]
-    written = sum(entry.records for entry in entries)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name="test",
@@ -94,7 +94,7 @@ def write_dataset(
         features=tuple(
             FeatureEntry(name=name, type=kind, description="") for name, kind in (features or FEATURES).items()
         ),
-        counts=Counts(read=written, written=written, rejected={}, duplicates=0),
+        counts=make_counts({entry.name: entry.records for entry in entries}),
         splits=tuple(entries),
         files=(),
     )
