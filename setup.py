@@ -21,10 +21,19 @@ PIPELINES = [
     "tensorflow-metadata",
     "tensorflow-transform==1.21.*",
 ]
+# What Beam's gs:// file system imports; apache-beam[gcp] asks for some 70 packages more.
+GCS = ["google-auth-httplib2", "google-cloud-storage"]
+S3 = ["boto3"]
 DEV = [
     *PIPELINES,
     *DEMO,
+    *GCS,
+    *S3,
+    "flask",  # with flask-cors: moto's server, without what moto[server] asks for to imitate services other than S3
+    "flask-cors",
+    "gcp-storage-emulator",
     "hypothesis",
+    "moto[s3]",
     "mypy",
     "pre-commit",
     "psutil",
@@ -57,5 +66,5 @@ setup(
     packages=find_packages(include=["pipelines", "pipelines.*", "shards", "shards.*", "trainer", "trainer.*"]),
     package_data={name: ["py.typed"] for name in ("pipelines", "shards", "trainer")},
     install_requires=["google-crc32c", "numpy", "pillow", "pydantic>=2", "pyyaml", "rich"],
-    extras_require={"pipelines": PIPELINES, "trainer": TENSORFLOW, "demo": DEMO, "dev": DEV},
+    extras_require={"pipelines": PIPELINES, "trainer": TENSORFLOW, "demo": DEMO, "gcs": GCS, "s3": S3, "dev": DEV},
 )
