@@ -1,6 +1,7 @@
 """Arrays as inputs: how their bytes are described in a location, and how they become pixels or a row of features."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ def array_form(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> str:
     return f"{dtype.str}:{','.join(map(str, shape))}"
 
 
+@lru_cache(maxsize=256)
 def parse_form(form: str) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
     """The type and shape that a form describes."""
     dtype, _, shape = form.partition(":")

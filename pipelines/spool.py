@@ -5,6 +5,7 @@ payloads and get their name last: whoever asks for the same partition again (a r
 even from a function that would not give the same answer twice.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,16 @@ class Spool:
     def __init__(self, path: str, stream: BinaryIO | None) -> None:
         """`path` is the name that the stream's content will have."""
         self._path, self._stream, self._end = path, stream, 0
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether payloads are only counted: nobody will read them, so they need not be made."""
+        return self._stream is None
+
+    @property
+    def folder(self) -> str | None:
+        """Where there is room for a scratch file; None: wherever the system has its own."""
+        return os.path.dirname(self._path) or None
 
     def add(self, data: bytes | memoryview, *, form: str = "") -> Location:
         """Appends one payload."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.sources import folders, listings
+from pipelines.sources import arrays, folders, idx, listings
 from pipelines.sources.base import Kind, Partition
 from pipelines.sources.rows import RowReader, read_names
 from pipelines.spool import Spool, spool_path, write_spool
@@ -22,12 +22,19 @@ KINDS: dict[str, Kind] = {
     "csv": listings.KIND,
     "tsv": listings.KIND,
     "jsonl": listings.KIND,
+    "npy": arrays.NPY,
+    "npz": arrays.NPZ,
+    "idx": idx.KIND,
 }
 # By the end of the name; the longest that fits decides.
 SUFFIX_KINDS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".jsonl": "jsonl",
+    ".npy": "npy",
+    ".npz": "npz",
+    "-ubyte": "idx",
+    "-ubyte.gz": "idx",
 }
 
 
