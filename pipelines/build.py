@@ -16,7 +16,7 @@ from pipelines.layout import BuildFolder
 from pipelines.plan import Plan
 from pipelines.progress import show_progress
 from pipelines.runner import is_local, run_build, run_plan
-from pipelines.sources import check_sources
+from pipelines.sources import check_sources, resolve
 from pipelines.sources.folders import root_of
 from pipelines.storage import is_remote
 from shards.errors import UsageError
@@ -58,7 +58,8 @@ def check_output(config: BuildConfig) -> None:
         raise UsageError(f"output {config.output}: remote outputs are not supported yet; choose a local directory")
     for each in config.all_sources:
         if each.kind != "python" and not is_remote(each.path):
-            check_apart(Path(config.output), Path(root_of(each)))
+            # Only what is found by walking a folder could find the output as well.
+            check_apart(Path(config.output), Path(root_of(each) if resolve(each).kind == "folder" else each.path))
 
 
 def check_apart(output: Path, source: Path) -> None:

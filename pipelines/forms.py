@@ -41,12 +41,16 @@ def pixel_count(form: str) -> int:
 
 def form_problem(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> str:
     """Why an array of this type and shape cannot be an input; "" if it can."""
+    if len(shape) == 1 and not shape[0]:
+        return "rows of no numbers are not features"
     if len(shape) == 1:
-        return "" if dtype.kind in "fiub" and shape[0] else f"rows of {dtype} are not features; they must be numbers"
+        return "" if dtype.kind in "fiub" else f"rows of {dtype} are not features; they must be numbers"
     if dtype != np.uint8 and dtype.kind != "f":
         return f"pictures of {dtype} are not read; they must be uint8, or float from 0 to 1"
     if len(shape) == 2 or (len(shape) == 3 and shape[2] in _CHANNELS):
         return "" if min(shape) else f"pictures of shape {shape} have no pixels"
+    if len(shape) == 3 and shape[0] in _CHANNELS:
+        return f"inputs of shape {shape} have their channels first; move them last (numpy.moveaxis)"
     return f"inputs of shape {shape} are neither pictures (height, width[, channels]) nor rows of features"
 
 
@@ -54,11 +58,17 @@ def to_pixels(data: bytes, form: str) -> Pixels:
     """RGB pixels of an array: grey is replicated, floats from 0 to 1 become round(255 v), alpha is over white."""
     array = _array(data, form)
     if array.dtype != np.uint8:
-        # `not all`, so that NaN, which compares with nothing, is refused as well.
-        if not ((array >= 0) & (array <= 1)).all():
-            raise RejectedImage(Reason.BAD_VALUES, f"pixels from {array.min():g} to {array.max():g} are not in 0..1")
-        array = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
-    return _to_rgb(array.reshape(*array.shape[:2], -1).astype(np.uint8))
+        array = _to_levels(array)
+    return _to_rgb(array.reshape(*array.shape[:2], -1))
+
+
+def _to_levels(array: npt.NDArray[Any]) -> Pixels:
+    lowest, highest = float(array.min()), float(array.max())  # NaN, if there is any
+    if math.isnan(lowest):
+        raise RejectedImage(Reason.BAD_VALUES, "pixels are not all numbers")
+    if lowest < 0 or highest > 1:
+        raise RejectedImage(Reason.BAD_VALUES, f"pixels from {lowest:g} to {highest:g} are not in 0..1")
+    return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
 
 
 def _to_rgb(array: Pixels) -> Pixels:
@@ -75,10 +85,12 @@ def _to_rgb(array: Pixels) -> Pixels:
 def to_row(data: bytes, form: str) -> npt.NDArray[np.float32]:
     """The features of a row; they must be finite as 32-bit floats."""
     with np.errstate(over="ignore"):
-        row = _array(data, form).astype(np.float32)
+        array = _array(data, form)
+        row = array.astype(np.float32)
     if not np.isfinite(row).all():
         place = int(np.argmin(np.isfinite(row)))
-        raise RejectedImage(Reason.BAD_VALUES, f"feature {place} is not a finite 32-bit float")
+        message = f"feature {place} is {float(array[place]):g}, not a finite 32-bit float"
+        raise RejectedImage(Reason.BAD_VALUES, message)
     return row
 
 

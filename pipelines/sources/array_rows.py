@@ -66,7 +66,7 @@ def _check_data(data: StoredArray, config: BuildConfig) -> None:
     megapixels = 0.0 if len(data.row_shape) == 1 else pixel_count(data.form) / 1e6
     if megapixels > config.image.max_megapixels:
         limit = f"image.max_megapixels is {config.image.max_megapixels:g}"
-        raise UsageError(f"{data.place} holds pictures of {megapixels:.1f} megapixels; {limit}")
+        raise UsageError(f"{data.place} holds pictures of {megapixels:g} megapixels; {limit}")
 
 
 def _check_length(array: StoredArray, data: StoredArray) -> None:

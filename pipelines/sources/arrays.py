@@ -5,6 +5,7 @@ place, inside of a zip file too; the others are copied to the spool, a block at 
 """
 
 import struct
+import tokenize
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ _DATA_NAMES = ("data", *USUAL_FIELDS["features"], *USUAL_FIELDS["image"])
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member; the lengths are those of its name and its extras
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
+# NumPy reads a header as a Python literal, and lets through what Python's parser says of others.
+_BAD_HEADERS = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+
 
 def read_header(stream: BinaryIO, place: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran's order, and type; the stream then stands at the first element."""
@@ -36,7 +40,9 @@ def read_header(stream: BinaryIO, place: str) -> tuple[tuple[int, ...], bool, np
             raise ValueError(f"version {version[0]}.{version[1]} is not read")
         with warnings.catch_warnings(action="ignore"):  # of files that Python 2 wrote
             shape, by_column, dtype = _HEADERS[version](stream)
-    except ValueError as error:
+        if any(side < 0 for side in shape):
+            raise ValueError(f"shape {shape} is negative")
+    except _BAD_HEADERS as error:
         raise UsageError(f"{place} is not an .npy array: {str(error).splitlines()[0]}") from error
     if dtype.hasobject:
         raise UsageError(

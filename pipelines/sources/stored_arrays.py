@@ -20,6 +20,7 @@ from shards.errors import UsageError
 
 # What is read at once: enough to make a block cheap, little enough to keep memory flat.
 _BLOCK_BYTES, _BLOCK_ROWS = 4_000_000, 16_384
+_BLOCK_BYTES_BY_COLUMN = 16_000_000  # there is a seek per column and block
 _COPY_BYTES = 1_000_000
 _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError)
 
@@ -108,8 +109,9 @@ def open_elements(array: StoredArray) -> Iterator[BinaryIO]:
 
 def block_rows(*arrays: StoredArray) -> int:
     """How many rows of these arrays, read in step, make a block."""
-    widest = max(array.row_bytes for array in arrays)
-    return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(widest, 1)))
+    widest = max(1, *(array.row_bytes for array in arrays))
+    budget = _BLOCK_BYTES_BY_COLUMN if any(array.by_column for array in arrays) else _BLOCK_BYTES
+    return max(1, min(_BLOCK_ROWS, budget // widest))
 
 
 def read_blocks(
