@@ -68,8 +68,8 @@ class SourceConfig(Settings):
     path: str
     kind: SourceKind = "auto"
     name: Annotated[str, Field(pattern=r"^[\w-]*$")] = ""  # stands before the keys, and in the accounts
-    layout: Literal["auto", "class", "split_class", "flat"] = "auto"  # of folders
-    label_pattern: str = ""  # of flat folders: a regular expression with groups called label, split, group, id
+    layout: Literal["auto", "class", "split_class", "flat", "webdataset"] = "auto"  # of folders and archives
+    label_pattern: str = ""  # of flat ones: a regular expression with groups called label, split, group, id
     fields: dict[str, str] = {}
     root: str = ""  # what relative paths in a listing are relative to; by default the listing's own folder
     split: str = ""  # the split of every input

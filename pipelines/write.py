@@ -41,7 +41,7 @@ def write_shard(
 ) -> Receipt:
     """Writes the shard with its index, facts and rejects; returns its receipt, which is stored last."""
     folder = BuildFolder(Path(config.output))
-    ordered = sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, ref.location))
+    ordered = sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, ref.location.path, ref.location.offset))
     tally, facts = Tally(config), FactsWriter(config, plan.content)
     with open_atomically(folder.shard(shard)) as stream, open_atomically(folder.index(shard)) as index:
         writer = RecordWriter(stream, index)

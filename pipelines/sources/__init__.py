@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.sources import arrays, folders, idx, listings
+from pipelines.sources import archives, arrays, folders, idx, listings
 from pipelines.sources.base import Kind, Partition
 from pipelines.sources.rows import RowReader, read_names
 from pipelines.spool import Spool, spool_path, write_spool
@@ -25,6 +25,8 @@ KINDS: dict[str, Kind] = {
     "npy": arrays.NPY,
     "npz": arrays.NPZ,
     "idx": idx.KIND,
+    "tar": archives.KIND,
+    "zip": archives.KIND,
 }
 # By the end of the name; the longest that fits decides.
 SUFFIX_KINDS = {
@@ -35,6 +37,8 @@ SUFFIX_KINDS = {
     ".npz": "npz",
     "-ubyte": "idx",
     "-ubyte.gz": "idx",
+    **dict.fromkeys(archives.TAR_SUFFIXES, "tar"),
+    **dict.fromkeys(archives.ZIP_SUFFIXES, "zip"),
 }
 
 

@@ -53,6 +53,8 @@ def check(source: SourceConfig, config: BuildConfig) -> None:
         what = "boxes" if config.boxes else "columns" if config.columns else "regression targets"
         raise UsageError(f"source.path {source.path} is a folder, which has no {what}; use a listing")
     layout = layout_of(source, config)
+    if layout == "webdataset":
+        raise UsageError(f"source.layout webdataset is for archives; source.path {source.path} is a folder")
     if layout == "flat":
         _check_flat(source, config)
     else:
