@@ -346,7 +346,7 @@ def test_a_bad_archive_among_good_ones_is_one_reject(tmp_path):
     (tmp_path / "s-2.tar").write_bytes(b"x" * 1024)
     found = faults(config_of(f"{tmp_path}/s-*.tar"))
     assert sorted(found) == ["s-0/cat/1.jpg", "s-0/cat/deep/v1.2.jpg", "s-0/dog/3.jpg", "s-2.tar"]
-    message = "the archive is damaged or cut off: bad checksum at byte 0"
+    message = "the archive is damaged or cut off: invalid header at byte 0"
     assert found["s-2.tar"] == (Reason.UNREADABLE, message)
 
 
@@ -504,7 +504,8 @@ def test_an_archive_builds_the_same_records_as_its_files(tmp_path, built, name):
         shards={"target_mb": 0.02},
         max_reject_fraction=0.05,
     )
-    manifest = run_build(config)
-    assert manifest.records == 40
-    assert records_of(tmp_path / "dataset") == records_of(built.root)
+    run_build(config)
+    records = records_of(tmp_path / "dataset")
+    assert len(records) == 40
+    assert records == records_of(built.root)
     assert not (tmp_path / "dataset" / ".build").exists()

@@ -4,12 +4,13 @@ What is wrong with a source as a whole is an error before work starts (`check_so
 becomes that input's fault. No image is opened here, and nothing that grows with the source is held.
 """
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.sources import archives, arrays, folders, idx, listings
+from pipelines.sources import archives, arrays, folders, idx, listings, tfrecords
 from pipelines.sources.base import Kind, Partition
 from pipelines.sources.rows import RowReader, read_names
 from pipelines.spool import Spool, spool_path, write_spool
@@ -27,6 +28,7 @@ KINDS: dict[str, Kind] = {
     "idx": idx.KIND,
     "tar": archives.KIND,
     "zip": archives.KIND,
+    "tfrecord": tfrecords.KIND,
 }
 # By the end of the name; the longest that fits decides.
 SUFFIX_KINDS = {
@@ -39,7 +41,10 @@ SUFFIX_KINDS = {
     "-ubyte.gz": "idx",
     **dict.fromkeys(archives.TAR_SUFFIXES, "tar"),
     **dict.fromkeys(archives.ZIP_SUFFIXES, "zip"),
+    **dict.fromkeys(tfrecords.SUFFIXES, "tfrecord"),
 }
+# TensorFlow numbers shards behind the suffix: `train.tfrecord-00000-of-00012`, or `train.tfrecord-*` for all.
+_SHARD_NUMBER = re.compile(r"-[\d*?]+(-of-[\d*?]+)?$")
 
 
 def check_sources(config: BuildConfig) -> None:
@@ -60,7 +65,7 @@ def resolve(source: SourceConfig) -> SourceConfig:
         return source
     if is_folder(source.path):
         return source.model_copy(update={"kind": "folder"})
-    name = source.path.rpartition("/")[2].lower()
+    name = _SHARD_NUMBER.sub("", source.path.rpartition("/")[2].lower())
     for suffix in sorted(SUFFIX_KINDS, key=len, reverse=True):
         if name.endswith(suffix):
             return source.model_copy(update={"kind": SUFFIX_KINDS[suffix]})

@@ -14,7 +14,7 @@ from pipelines.config import SPLIT_NAMES, BuildConfig, SourceConfig
 from pipelines.process import check_size
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.sources.base import Kind, Partition, Row
-from pipelines.sources.files import check_roles, file_name, key_prefix, keys_root, source_files
+from pipelines.sources.files import NOT_SPOOLED, check_roles, file_name, key_prefix, keys_root, source_files
 from pipelines.sources.folders import IMAGE_SUFFIXES, SIDECAR_SUFFIXES, is_input
 from pipelines.sources.listings import needed
 from pipelines.sources.members import DAMAGE, Member, describe_damage, until_damage
@@ -27,11 +27,15 @@ from shards.errors import UsageError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ZIP_SUFFIXES = (".zip",)
-_SUFFIXES = {"tar": TAR_SUFFIXES, "zip": ZIP_SUFFIXES}
+_NAMES = {
+    "tar": re.compile(r"\.(tar(\.gz|\.bz2|\.xz)?|tgz|tbz2|txz)$", re.IGNORECASE),
+    "zip": re.compile(r"\.zip$", re.IGNORECASE),
+}
 _MEMBERS: dict[str, Callable[[str], Iterator[Member]]] = {"tar": tar_members, "zip": zip_members}
 JSON, TEXTS, NUMBERS = ("json", "jsn"), ("txt", "text", "transcript"), ("cls", "cls2", "class", "count", "index", "id")
 _LARGEST_SIDECAR = 4_000_000
 _DEPTHS = {"flat": 0, "class": 1, "split_class": 2}
+_COMPRESSED = tuple(suffix for suffix in TAR_SUFFIXES if suffix != ".tar")
 _PEEK = 200  # how many members, or samples, tell what an archive is
 
 
@@ -40,7 +44,7 @@ def check(source: SourceConfig, config: BuildConfig) -> None:
     first = partition(source, config)[0]
     if first.note == "webdataset":
         peeked = islice(rows(first, source, config, Spool("", None)), _PEEK)
-        check_roles(peeked, needed(config, "path")[1:], first.path, source, config)
+        check_roles((row.values for row in peeked), needed(config, "path")[1:], first.path, source, config)
         return
     if config.labels.kind == "regression" or config.boxes or config.columns:
         what = "boxes" if config.boxes else "columns" if config.columns else "regression targets"
@@ -60,9 +64,10 @@ def check(source: SourceConfig, config: BuildConfig) -> None:
 
 def partition(source: SourceConfig, config: BuildConfig) -> list[Partition]:
     """One piece per archive; the first that is not empty tells the layout of all."""
-    files = source_files(source, _SUFFIXES[source.kind])
-    layout = layout_of(_peek((file.path for file in files), source), source, config)
-    # What is not called .tar may be compressed; spooling a piece that turns out not to be costs nothing.
+    files = source_files(source, _NAMES[source.kind])
+    members = _peek((file.path for file in files), source)
+    layout = layout_of([member.name for member in members], source, config)
+    spooled = not members[0].in_place
     return [
         Partition(
             0,
@@ -70,20 +75,20 @@ def partition(source: SourceConfig, config: BuildConfig) -> list[Partition]:
             file.path,
             keys_root(source, file),
             note=layout,
-            spooled=source.kind == "tar" and not file.path.lower().endswith(".tar"),
+            spooled=spooled or file.path.lower().endswith(_COMPRESSED),
         )
         for file in files
     ]
 
 
-def _peek(paths: Iterable[str], source: SourceConfig) -> list[str]:
-    """The names of the first members in the first archive that has any."""
+def _peek(paths: Iterable[str], source: SourceConfig) -> list[Member]:
+    """The first members of the first archive that has any."""
     for path in paths:
         members = list(islice(until_damage(_MEMBERS[source.kind](path), path), _PEEK))
         if members and (fault := members[0].fault) and not members[0].name:
             raise UsageError(f"source.path {path} cannot be read as {source.kind}: {fault.message}")
         if members:
-            return [member.name for member in members]
+            return members
     raise UsageError(f"source.path {source.path} holds no files; the archive is empty")
 
 
@@ -112,7 +117,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def rows(part: Partition, source: SourceConfig, config: BuildConfig, spool: Spool) -> Iterator[Row]:
     """A row per sample or per file; what cannot be one has a fault, the damage of the archive too."""
-    listing = _Listing(part, source, config, spool, key_prefix(part, _SUFFIXES[part.kind]), file_name(part))
+    listing = _Listing(part, source, config, spool, key_prefix(part, _NAMES[part.kind]), file_name(part))
     members = until_damage(_MEMBERS[part.kind](part.path), part.path)
     return listing.samples(members) if part.note == "webdataset" else listing.files(members)
 
@@ -199,7 +204,9 @@ class _Listing:
     def row(self, member: Member, values: dict[str, Any] | None = None, *, fault: Fault | None = None) -> Row:
         """The row of a member whose bytes are the input; they are spooled unless they can be read where they lie."""
         location = member.location
-        if not member.in_place and not fault:
+        if not member.in_place and not self.part.spooled:
+            fault = fault or NOT_SPOOLED
+        elif not member.in_place and not fault:
             try:
                 check_size(location.size, self.config.image)
                 location = self.spool.add(member.read(location.size))

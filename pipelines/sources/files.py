@@ -1,24 +1,32 @@
 """Sources that are one file or many of a kind (archives, records): which files, and what their keys begin with."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.sources.base import Partition, Row
+from pipelines.reasons import Reason
+from pipelines.sources.base import Partition
 from pipelines.sources.rows import RowReader, relative_key
 from pipelines.storage import FileStat, find_files, glob_root, is_folder, walk_files
+from pipelines.values import Fault
 from shards.errors import UsageError
 
+# Whether files are spooled is decided before they are opened, from the first of them and from their names.
+NOT_SPOOLED = Fault(
+    Reason.UNREADABLE, "it is compressed, but neither its name nor the source's first file says so; add .gz to its name"
+)
 
-def source_files(source: SourceConfig, suffixes: tuple[str, ...]) -> list[FileStat]:
-    """The file, the files that match a glob, or those in a folder that end in one of the suffixes; by name."""
+
+def source_files(source: SourceConfig, names: re.Pattern[str]) -> list[FileStat]:
+    """The file, the files that match a glob, or those in a folder that are called like their kind; by name."""
     if is_folder(source.path):
-        found = sorted(file for file in walk_files(source.path) if file.path.lower().endswith(suffixes))
-        if not found:
-            raise UsageError(f"source.path {source.path} has no file that ends in {', '.join(suffixes)}")
-        return found
-    found = find_files(source.path)
+        found = sorted(file for file in walk_files(source.path) if names.search(file.path))
+    else:
+        found = find_files(source.path)
     if not found:
-        raise UsageError(f"source.path {source.path} matches no file")
+        what = f"has no {source.kind} file" if is_folder(source.path) else "matches no file"
+        raise UsageError(f"source.path {source.path} {what}")
     for file in found:
         if file.problem:
             raise UsageError(f"source.path {file.path}: {file.problem}")
@@ -32,32 +40,30 @@ def keys_root(source: SourceConfig, file: FileStat) -> str:
     return file.path if file.path == source.path else glob_root(source.path)
 
 
-def key_prefix(part: Partition, suffixes: tuple[str, ...]) -> str:
+def key_prefix(part: Partition, names: re.Pattern[str]) -> str:
     """What stands before the keys of a file, so that those of two cannot meet: `train-00/`, or nothing for one file."""
-    if part.root == part.path:
-        return ""
-    name = relative_key(part.path, part.root)
-    longest = max((suffix for suffix in suffixes if name.lower().endswith(suffix)), key=len, default="")
-    return f"{name[: len(name) - len(longest)]}/"
+    return "" if part.root == part.path else f"{names.sub('', file_name(part))}/"
 
 
 def file_name(part: Partition) -> str:
-    """What a file is called in messages and in the key of what is wrong with it as a whole."""
-    return (
-        relative_key(part.path, part.root) if part.root != part.path else relative_key(part.path.rpartition("/")[2], "")
-    )
+    """What a file is called in messages, and in the key of what is wrong with it as a whole."""
+    folder = part.root if part.root != part.path else part.path.rpartition("/")[0]
+    return relative_key(part.path, folder)
 
 
 def check_roles(
-    rows: Iterable[Row], roles: Iterable[str], place: str, source: SourceConfig, config: BuildConfig
+    rows: Iterable[Mapping[str, Any]], roles: Iterable[str], path: str, source: SourceConfig, config: BuildConfig
 ) -> None:
     """Refuses a source none of whose first rows has what the build needs."""
-    values = [row.values for row in rows if not row.fault]
-    reader = RowReader(source, config)
-    for role in roles:
-        if values and all(reader.find(each, role) is None for each in values):
-            names = ", ".join(sorted({name for each in values for name in each})) or "none"
-            raise UsageError(
-                f"{place} has no field {source.fields.get(role, role)!r}; it has {names}; "
-                f"if it is called otherwise, say so with source.fields: {{{role}: its name}}"
-            )
+    reader, missing, names = RowReader(source, config), list(roles), set[str]()
+    for values in rows:
+        missing = [role for role in missing if reader.find(values, role) is None]
+        names.update(values)
+        if not missing:
+            return
+    if missing and names:
+        raise UsageError(
+            f"source.path {path} has no field {source.fields.get(missing[0], missing[0])!r}; "
+            f"it has {', '.join(sorted(names))}; "
+            f"if it is called otherwise, say so with source.fields: {{{missing[0]}: its name}}"
+        )

@@ -21,6 +21,7 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
 }
 _EXTENDED_HEADERS = (*tarfile.GNU_TYPES[:2], tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _LARGEST_HEADER = 1_000_000
+_CHUNK = 1_000_000
 
 
 class _Header(tarfile.TarInfo):
@@ -56,10 +57,13 @@ def tar_members(path: str) -> Iterator[Member]:
         archive = stack.enter_context(_open(plain, streamed=opener is not None))
         while (header := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every header
-            if size is not None and header.isreg() and header.offset_data + header.size > size:
+            stored = header.isreg() and not header.issparse()
+            if size is not None and stored and header.offset_data + header.size > size:
                 raise DamagedArchive(f"it ends inside of {header.name!r}")
             if not header.isdir():
                 yield _member(header, archive, path, in_place=opener is None)
+        while opener and plain.read(_CHUNK):  # to the end, where the compression's own checksum is
+            pass
 
 
 def _opener(stream: BinaryIO) -> Callable[[Any], Any] | None:
