@@ -37,20 +37,30 @@ class FactsWriter:
     """Collects the rows of one shard and writes them as one Arrow file."""
 
     def __init__(self, config: BuildConfig, content: Content) -> None:
-        """Rows stay in memory until `save`: they are a hundred bytes each."""
+        """Rows stay in memory until `save`, packed: a hundred bytes for a picture, four for a feature."""
         self._schema = facts_schema(config, content).append(pa.field(INPUT, pa.uint64()))
         self._columns: list[list[Any]] = [[] for _ in self._schema.names]
+        self._batches: list[pa.RecordBatch] = []
 
     def add(self, row: Sequence[Any], digest: int) -> None:
         """Adds the row of one example, with the digest of its ref."""
         for column, value in zip(self._columns, (*row, digest), strict=True):
             column.append(value)
+        if len(self._columns[-1]) == _BATCH_ROWS:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Python's own floats take eight times the room."""
+        self._batches.append(pa.record_batch(self._columns, schema=self._schema))
+        self._columns = [[] for _ in self._schema.names]
 
     def save(self, path: Path) -> None:
         """Writes the file."""
-        table = pa.table(self._columns, schema=self._schema)
+        if self._columns[-1]:
+            self._pack()
         with open_atomically(path) as stream, pa.ipc.new_file(stream, self._schema) as writer:
-            writer.write_table(table, max_chunksize=_BATCH_ROWS)
+            for batch in self._batches:
+                writer.write_batch(batch)
 
 
 def read_facts(path: str) -> list[pa.RecordBatch]:
