@@ -5,6 +5,7 @@ import json
 import stat
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from pipelines.write import mark_duplicates
 from shards.errors import UsageError
 from shards.example import decode_example
 from shards.records import read_records
+from shards.settings import load_settings
 
 Files = list[tuple[str, bytes]]
+CONFIGS = Path(__file__).parent.parent / "configs"
 JPEG = encoded(picture(1))
 MODES = {"plain.tar": "w", "a.tar.gz": "w:gz", "a.tgz": "w:gz", "a.tar.bz2": "w:bz2", "a.tar.xz": "w:xz"}
 SAMPLES: Files = [
@@ -478,6 +481,33 @@ def test_zip64_directories(tmp_path, monkeypatch):
     assert {key: content(ref) for key, ref in refs.items()} == {
         "cat/1.jpg": JPEG, "cat/2.jpg": JPEG + b"2", "cat/3.jpg": JPEG,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["plain.tar", "a.tgz", "a.zip"])
+def test_memory_does_not_grow_with_the_members(tmp_path, name):
+    def peak(count: int) -> int:
+        config = config_of(write_archive(tmp_path / name, [(f"cat/{n}.jpg", b"x") for n in range(count)]))
+        (part,) = partition_sources(config)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in list_partition(part, config)) == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(2500) < peak(250) + 100_000  # a list of members would be megabytes
+
+
+def test_the_webdataset_config_reads_such_shards(tmp_path, monkeypatch):
+    (tmp_path / "shards").mkdir()
+    fields = {"category": "cat", "width_px": 40}
+    files = [("000001.jpg", JPEG), ("000001.json", json.dumps(fields).encode()), ("000001.txt", b"a cat")]
+    write_tar(tmp_path / "shards" / "train-00.tar", files)
+    monkeypatch.chdir(tmp_path)
+    config = load_settings(BuildConfig, CONFIGS / "webdataset.yaml", {})
+    check_sources(config)
+    (ref,) = list_refs(config)
+    assert (ref.key, ref.labels, ref.columns) == ("train-00/000001.jpg", ("cat",), ("a cat", 40))
 
 
 # Whole builds
