@@ -12,7 +12,7 @@ from pictures import encoded, picture
 
 from shards.manifest import read_manifest
 from trainer.config import TrainConfig
-from trainer.dataset import Share, evaluation_records
+from trainer.dataset import Share, evaluation_records, record_features
 from trainer.images import prepare
 from trainer.source import open_source
 from trainer.transform import Transform
@@ -82,9 +82,10 @@ def test_training_and_serving_get_identical_tensors(road):
     config = TrainConfig(dataset=str(road / "dataset"), output=str(road / "run"), epochs=1)
     source = open_source(config)
     share = Share(worker=0, workers=1, batch=4, threads=1)
-    records = list(evaluation_records(source.split("test"), share, worker_batch=4).take(4).as_numpy_iterator())
+    read = evaluation_records(source.split("test"), share, features=record_features(source), worker_batch=4)
+    records = list(read.take(4).as_numpy_iterator())
     data = tf.constant([record["image"] for record in records])
-    fed = tf.stack([prepare(one, source.geometry) for one in data])
+    fed = tf.stack([prepare(one, source.form) for one in data])
     trained_on = Transform(road / "dataset" / "transform_fn")(fed)
 
     exported = tf.saved_model.load(str(road / "run" / "export"))

@@ -17,6 +17,7 @@ from trainer.dataset import (
     evaluation_dataset,
     evaluation_records,
     evaluation_steps,
+    record_features,
     training_dataset,
     training_records,
 )
@@ -44,9 +45,9 @@ def share(worker: int = 0, workers: int = 1, batch: int = 8) -> Share:
 
 def delivered(config: TrainConfig, *, steps: int, start: int = 0, worker: int = 0, workers: int = 1) -> Any:
     """[steps, batch] ordinals, checked against the keys that were read."""
-    split = open_source(config).split("train")
+    source = open_source(config)
     size = config.global_batch // workers
-    records = training_records(config, split, share(worker, workers), start_step=start)
+    records = training_records(config, source, share(worker, workers), start_step=start)
     rows = list(islice(records.as_numpy_iterator(), steps * size))
     assert [row["key"].decode() for row in rows] == [f"train/{row['ordinal']}" for row in rows]
     return np.reshape([row["ordinal"] for row in rows], [steps, size])
@@ -71,12 +72,14 @@ def test_resuming_seeks(config: TrainConfig, start: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_evaluation_counts_each_example_once(config: TrainConfig, workers: int) -> None:
-    split = open_source(config).split("validation")
-    batch = 8
+    source = open_source(config)
+    split, batch = source.split("validation"), 8
     steps = -(-split.records // (batch * workers))
     rows = []
     for worker in range(workers):
-        records = evaluation_records(split, share(worker, workers), worker_batch=batch)
+        records = evaluation_records(
+            split, share(worker, workers), features=record_features(source), worker_batch=batch
+        )
         rows += list(islice(records.as_numpy_iterator(), steps * batch))
     counted = [row["key"].decode() for row in rows if row["weight"] == 1]
     assert sorted(counted) == sorted(f"validation/{n}" for n in range(20))
@@ -126,7 +129,7 @@ def test_truncated_shard_is_noticed(config: TrainConfig, tmp_path: Path) -> None
     dataset = write_dataset(tmp_path, {"train": random_pictures(8)}, shards=1)
     shard = dataset / "train/train-00000.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-500])
-    records = training_records(config, open_source(make_config(dataset)).split("train"), share(), start_step=0)
+    records = training_records(config, open_source(make_config(dataset)), share(), start_step=0)
     with pytest.raises(tf.errors.OpError):
         list(islice(records, 8))
 

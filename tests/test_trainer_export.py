@@ -93,8 +93,13 @@ def test_bad_files_do_not_hold_up_the_others(exported: Path, tmp_path: Path) -> 
     large.write_bytes(encode(np.full((50, 70, 3), 99), "JPEG"))
     missing = tmp_path / "missing.png"
     answers = list(predict(load_served(str(exported)), [str(p) for p in (good, bad, missing, large)]))
-    assert [Path(answer.file).name for answer in answers] == ["good.png", "bad.jpg", "missing.png", "large.jpg"]
-    assert [answer.label is not None for answer in answers] == [True, False, False, True]
+    assert [Path(answer.about["file"]).name for answer in answers] == [
+        "good.png",
+        "bad.jpg",
+        "missing.png",
+        "large.jpg",
+    ]
+    assert ["label" in (answer.answer or {}) for answer in answers] == [True, False, False, True]
     assert str(answers[1].error).startswith("cannot be decoded: Unknown image file format.")
     assert answers[2].error == "cannot be read: No such file or directory"
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
@@ -13,11 +14,12 @@ from trainer_data import make_config, random_pictures, write_dataset
 from shards.errors import ShardsmithError, UsageError
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
-from trainer.evaluate import Evaluator, summarise
+from trainer.evaluate import Evaluator
 from trainer.loop import Outcome, Schedule, _guarded, train
 from trainer.source import open_source
 from trainer.state import build_state, find_checkpoint, restore
 from trainer.strategy import open_workplace
+from trainer.task import SingleLabel
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +192,7 @@ def test_evaluation_repeats_itself(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_summary_of_counts() -> None:
-    result = summarise(tf.constant([4.0, 6.0, 1.0, 5.0, 7.5]).numpy(), ("a", "b"), split="test", step=3)
+    result = SingleLabel(("a", "b")).summarise(np.array([4.0, 6.0, 1.0, 5.0, 7.5]), split="test", step=3)
     assert (result.examples, result.correct, result.loss, result.accuracy) == (10, 6, 0.75, 0.6)
     assert result.as_dict()["classes"][1] == {"label": "b", "examples": 6, "correct": 5}
 

@@ -7,8 +7,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,13 +22,15 @@ from shards.settings import load_settings, parse_assignments
 from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
 from trainer.quiet import import_tensorflow
-from trainer.source import Source, check_training, open_source
+from trainer.results import Evaluation
+from trainer.source import Rows, Source, check_training, open_records, open_source
 from trainer.workers import run_workers
 
 if TYPE_CHECKING:
-    from trainer.evaluate import Evaluation
     from trainer.loop import Outcome
-    from trainer.predict import Prediction
+    from trainer.predict import Prediction, Served
+
+FIRST_RECORDS = 20  # of a dataset, shown when no file is asked for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,9 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = _config_command(commands, "train", _train, "train, or resume, the run that CONFIG describes")
-    evaluate = _config_command(commands, "evaluate", _evaluate, "count right answers on a split")
+    evaluate = _config_command(commands, "evaluate", _evaluate, "judge a checkpoint on a split")
     evaluate.add_argument("--split", help="split to judge on (default: splits.evaluate of the config)")
-    export = _config_command(commands, "export", _export, "write a SavedModel that takes encoded pictures")
+    export = _config_command(commands, "export", _export, "write a SavedModel that takes encoded pictures or rows")
     for command in (evaluate, export):
         command.add_argument(
             "--checkpoint", metavar="PATH", help="for example OUTPUT/checkpoints/step-100 (default: newest)"
@@ -52,10 +54,16 @@ def _parser() -> argparse.ArgumentParser:
     for command in (train, evaluate):
         command.add_argument("--local-workers", type=_positive, metavar="N", help="run as N processes on this machine")
         command.add_argument("--threads", type=_positive, help=argparse.SUPPRESS)  # the share of a local worker
-    predict = commands.add_parser("predict", help="ask an exported model about files", description="Classify files.")
-    predict.add_argument("files", nargs="+", metavar="FILE")
+    predict = commands.add_parser(
+        "predict",
+        help="ask an exported model about files or a dataset",
+        description="Ask an exported model about pictures, rows in .npy files, or the records of a dataset.",
+    )
+    predict.add_argument("files", nargs="*", metavar="FILE", help="pictures; for a model of rows: .npy files")
+    predict.add_argument("--dataset", metavar="DIR", help="ask about a dataset instead of files; it needs no labels")
+    predict.add_argument("--split", help="split of the dataset (default: the only one)")
     predict.add_argument("--model", required=True, metavar="DIR", help="directory that `export` wrote")
-    predict.add_argument("--jsonl", metavar="OUT", help="write one JSON object per file here instead of a table")
+    predict.add_argument("--jsonl", metavar="OUT", help="write one JSON object per answer here instead of a table")
     predict.set_defaults(command=_predict)
     return parser
 
@@ -132,10 +140,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:
-    split, (height, width) = source.split(config.splits.train), source.geometry.size
+    split, name = source.split(config.splits.train), config.model.name_for(rows=isinstance(source.form, Rows))
     print(
-        f"training {config.model.name} on {split.records:,} pictures of {height}x{width} "
-        f"in {len(source.labels)} classes, {config.total_steps(split.records):,} steps of {config.global_batch}"
+        f"training {name} on {split.records:,} {source.form} {source.goal}, "
+        f"{config.total_steps(split.records):,} steps of {config.global_batch}"
         + (f", worker {cluster.index} of {cluster.workers}" if cluster.workers > 1 else ""),
         flush=True,
     )
@@ -149,7 +157,8 @@ def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) ->
     else:
         print(f"trained  steps {outcome.first_step + 1} to {outcome.last_step} in {seconds:.0f} s, start-up included")
     if outcome.evaluation:
-        print(f"accuracy {outcome.evaluation.accuracy:.4f} on {outcome.evaluation.split}")
+        name, value = next(iter(outcome.evaluation.metrics.items()))
+        print(f"{name:<8} {value:.4f} on {outcome.evaluation.split}")
     print(f"weights  sha256 {outcome.weights}")
     print(f"made     {outcome.checkpoint}, and metrics.jsonl and tensorboard/ in {config.output}")
 
@@ -177,14 +186,17 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _tell_evaluation(result: "Evaluation") -> None:
-    table = Table("class", "examples", "correct", "accuracy")
-    for row in result.classes:
-        share = f"{row.correct / row.examples:.4f}" if row.examples else "-"
-        table.add_row(row.label, f"{row.examples:,}", f"{row.correct:,}", share)
+def _tell_evaluation(result: Evaluation) -> None:
+    _print_table(*result.table())
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    print(f"{metrics} ({result.counted}), loss {result.loss:.4f} on {result.split}")
+
+
+def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
-    counts = f"{result.correct} of {result.examples}"
-    print(f"accuracy {result.accuracy:.4f} ({counts}), loss {result.loss:.4f} on {result.split}")
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -192,46 +204,65 @@ def _export(arguments: argparse.Namespace) -> int:
     source = open_source(config)
     import_tensorflow()
     from trainer.export import export
+    from trainer.inputs import make_inputs
+    from trainer.task import make_task
 
     found, target = export(config, source, checkpoint=arguments.checkpoint)
-    print(f"exported {found}\nmade     {target} (takes image_bytes, gives label, probability, probabilities, classes)")
+    takes, gives = make_inputs(source.form).signature.name, ", ".join(make_task(source).served)
+    print(f"exported {found}\nmade     {target} (takes {takes}, gives {gives})")
     print(f"next     python -m trainer predict FILE... --model {shlex.quote(str(target))}")
     return DONE
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    if bool(arguments.files) == bool(arguments.dataset):
+        raise UsageError("predict needs either files or --dataset")
+    if arguments.split and not arguments.dataset:
+        raise UsageError("--split is the split of a dataset; give --dataset too, or leave it out")
+    records = open_records(arguments.dataset, arguments.split) if arguments.dataset else None
     import_tensorflow()
-    from trainer.predict import load_served, predict
+    from trainer.predict import load_served, predict, predict_records
 
-    predictions = list(predict(load_served(arguments.model), arguments.files))
+    served = load_served(arguments.model)
+    failed: list[Prediction] = []
+    predictions = predict_records(served, records) if records else predict(served, arguments.files)
     if arguments.jsonl:
-        _write_jsonl(Path(arguments.jsonl), predictions)
-        print(f"made     {arguments.jsonl} with {len(predictions)} predictions")
+        count = _write_jsonl(Path(arguments.jsonl), _noting(failed, predictions))
+        print(f"made     {arguments.jsonl} with {count} predictions")
     else:
-        _tell_predictions(predictions)
-    failed = [prediction for prediction in predictions if prediction.error]
+        _tell_predictions(served, _noting(failed, islice(predictions, FIRST_RECORDS if records else None)))
+        if records and records.split.records > FIRST_RECORDS:
+            print(f"the first {FIRST_RECORDS} of {records.split.records:,} records; --jsonl OUT writes all")
     for prediction in failed:
-        print(f"error: {prediction.file} {prediction.error}", file=sys.stderr)
+        print(f"error: {' '.join(map(str, prediction.about.values()))} {prediction.error}", file=sys.stderr)
     return FAILED if failed else DONE
 
 
-def _write_jsonl(path: Path, predictions: "Sequence[Prediction]") -> None:
-    rows = [
-        {key: value for key, value in asdict(prediction).items() if value is not None} for prediction in predictions
-    ]
+def _noting(failed: "list[Prediction]", predictions: "Iterable[Prediction]") -> "Iterator[Prediction]":
+    """Passes predictions on, and keeps those that failed."""
+    for prediction in predictions:
+        if prediction.error:
+            failed.append(prediction)
+        yield prediction
+
+
+def _write_jsonl(path: Path, predictions: "Iterable[Prediction]") -> int:
+    count = 0
     try:
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        with path.open("w", encoding="utf-8") as stream:
+            for prediction in predictions:
+                stream.write(json.dumps(prediction.as_dict(), ensure_ascii=False) + "\n")
+                count += 1
     except OSError as error:
         raise ShardsmithError(f"{path} cannot be written: {error.strerror}") from error
+    return count
 
 
-def _tell_predictions(predictions: "Sequence[Prediction]") -> None:
-    table = Table("file", "class", "probability")
-    for prediction in predictions:
-        if prediction.error is None:
-            table.add_row(prediction.file, prediction.label, f"{prediction.probability:.4f}")
-    if table.row_count:
-        Console().print(table)
+def _tell_predictions(served: "Served", predictions: "Iterable[Prediction]") -> None:
+    answered = [(each.about, served.task.summary(each.answer)) for each in predictions if each.answer]
+    rows = [{name: str(value) for name, value in (about | summary).items()} for about, summary in answered]
+    if rows:
+        _print_table(list(rows[0]), *(list(row.values()) for row in rows))
 
 
 def _leave(code: int) -> NoReturn:

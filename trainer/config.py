@@ -29,15 +29,20 @@ class InputConfig(Settings):
 
 
 class ModelConfig(Settings):
-    """The network: `small_cnn`, a name of keras.applications (random weights) or `package.module:function`.
+    """The network: `small_cnn`, a name of keras.applications (random weights), `mlp` or `package.module:function`.
 
-    `image_size` is [height, width] or one side; null takes the stored size. `arguments` go to the network's builder.
+    Null takes `small_cnn` for pictures and `mlp` for rows of numbers. `image_size` is [height, width] or one side; null
+    takes the stored size. `arguments` go to the network's builder.
     """
 
-    name: str = "small_cnn"
+    name: str | None = None
     image_size: tuple[Positive, Positive] | None = None
     dropout: Fraction = 0.0
     arguments: dict[str, Any] = Field(default={})
+
+    def name_for(self, *, rows: bool) -> str:
+        """The network's name, for rows of numbers or for pictures."""
+        return self.name or ("mlp" if rows else "small_cnn")
 
     @field_validator("image_size", mode="before")
     @classmethod

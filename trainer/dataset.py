@@ -14,21 +14,18 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
 from shards.order import LONGEST_SPAN, Block, evaluation_blocks, training_blocks
-from trainer.augment import prepare_training, record_seed
 from trainer.config import TrainConfig
-from trainer.images import prepare
+from trainer.inputs import make_inputs
 from trainer.source import Source, Split
+from trainer.task import make_task
 
 Tensor = Any
 Dataset = Any
+Features = dict[str, Any]  # how each feature is parsed, by its name
 Plan = Callable[[], Iterator[tuple[int, Block]]]
 
 OPEN_SPANS = 16
-FEATURES = {
-    "image": tf.io.FixedLenFeature([], tf.string),
-    "label": tf.io.FixedLenFeature([], tf.int64),
-    "key": tf.io.FixedLenFeature([], tf.string, default_value=""),
-}
+KEY = {"key": tf.io.FixedLenFeature([], tf.string, default_value="")}
 BLOCK_SIGNATURE = {
     "path": tf.TensorSpec([None], tf.string),
     "offset": tf.TensorSpec([None], tf.int64),
@@ -52,23 +49,24 @@ class Share:
 
 
 def training_dataset(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
-    """Batches {image, label, weight} from `start_step` on, epoch after epoch, changed at random as the config says."""
-    split = source.split(config.splits.train)
+    """Batches {image or features, label or target, weight} from `start_step` on, epoch after epoch.
 
-    def picture(record: dict[str, Tensor]) -> Tensor:
-        seed = record_seed(config.seed, epoch=record["epoch"], ordinal=record["ordinal"])
-        return prepare_training(record["image"], source.geometry, config.augment, seed=seed)
-
-    records = training_records(config, split, share, start_step=start_step)
-    return _batches(records, picture, share, prefetch=config.input.prefetch)
+    Pictures are changed at random as the config says.
+    """
+    inputs = make_inputs(source.form)
+    records = training_records(config, source, share, start_step=start_step)
+    return _batches(records, lambda record: inputs.for_training(record, config), source, share, config=config)
 
 
 def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, split: str) -> Dataset:
-    """Batches {image, label, weight} of a split, pass after pass; `evaluation_steps` batches are one pass."""
-    records = evaluation_records(source.split(split), share, worker_batch=config.global_batch // share.workers)
-    return _batches(
-        records, lambda record: prepare(record["image"], source.geometry), share, prefetch=config.input.prefetch
+    """Batches of a split as in training, but unchanged, pass after pass; `evaluation_steps` batches are one pass."""
+    records = evaluation_records(
+        source.split(split),
+        share,
+        features=record_features(source),
+        worker_batch=config.global_batch // share.workers,
     )
+    return _batches(records, make_inputs(source.form).for_evaluation, source, share, config=config)
 
 
 def evaluation_steps(config: TrainConfig, split: Split) -> int:
@@ -76,8 +74,15 @@ def evaluation_steps(config: TrainConfig, split: Split) -> int:
     return -(-split.records // config.global_batch)
 
 
-def training_records(config: TrainConfig, split: Split, share: Share, *, start_step: int) -> Dataset:
-    """The encoded records of one worker in training order: {image, label, key, ordinal, epoch, weight}."""
+def record_features(source: Source) -> Features:
+    """The features that training needs of a record."""
+    inputs, task = make_inputs(source.form), make_task(source)
+    return {inputs.feature: inputs.stored, task.feature: task.stored}
+
+
+def training_records(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
+    """One worker's records in training order, still encoded: the features, key, ordinal, epoch and weight."""
+    split = source.split(config.splits.train)
 
     def plan() -> Iterator[tuple[int, Block]]:
         epoch, first = divmod(start_step, config.order.steps_per_epoch(split.records))
@@ -93,11 +98,11 @@ def training_records(config: TrainConfig, split: Split, share: Share, *, start_s
                 yield epoch, block
             epoch, first = epoch + 1, 0
 
-    return _records(plan, split, share, longest=config.input.run)
+    return _records(plan, split, share, features=record_features(source), longest=config.input.run)
 
 
-def evaluation_records(split: Split, share: Share, *, worker_batch: int) -> Dataset:
-    """The encoded records of one worker in stored order, pass after pass; padding has weight 0."""
+def evaluation_records(split: Split, share: Share, *, features: Features, worker_batch: int) -> Dataset:
+    """One worker's records in stored order, pass after pass, still encoded; padding has weight 0."""
 
     def plan() -> Iterator[tuple[int, Block]]:
         while True:
@@ -106,14 +111,18 @@ def evaluation_records(split: Split, share: Share, *, worker_batch: int) -> Data
             ):
                 yield 0, block
 
-    return _records(plan, split, share, longest=LONGEST_SPAN)
+    return _records(plan, split, share, features=features, longest=LONGEST_SPAN)
 
 
-def _records(plan: Plan, split: Split, share: Share, *, longest: int) -> Dataset:
+def _records(plan: Plan, split: Split, share: Share, *, features: Features, longest: int) -> Dataset:
     blocks = tf.data.Dataset.from_generator(
         lambda: (_describe(block, split, epoch) for epoch, block in plan()), output_signature=BLOCK_SIGNATURE
     )
-    read = blocks.flat_map(lambda block: _read_block(block, share.threads, longest=longest))
+    read = blocks.flat_map(
+        lambda block: _read_block(block, share.threads, longest=longest).map(
+            lambda serialized: _arrange(serialized, block, features)
+        )
+    )
     return read.prefetch(1).unbatch()  # one block ahead: the next window is read while this one is used
 
 
@@ -142,7 +151,7 @@ def _read_block(block: dict[str, Tensor], threads: int, *, longest: int) -> Data
         num_parallel_calls=threads,
         deterministic=True,
     )
-    return serialized.batch(tf.reduce_sum(block["count"])).map(lambda data: _arrange(data, block))
+    return serialized.batch(tf.reduce_sum(block["count"]))
 
 
 def _open_span(span: dict[str, Tensor]) -> Dataset:
@@ -153,19 +162,27 @@ def _open_span(span: dict[str, Tensor]) -> Dataset:
     return dataset_ops._VariantDataset(variant, tf.TensorSpec([], tf.string)).take(span["count"])
 
 
-def _arrange(serialized: Tensor, block: dict[str, Tensor]) -> dict[str, Tensor]:
-    records = tf.io.parse_example(tf.gather(serialized, block["take"]), FEATURES)
+def _arrange(serialized: Tensor, block: dict[str, Tensor], features: Features) -> dict[str, Tensor]:
+    records = tf.io.parse_example(tf.gather(serialized, block["take"]), features | KEY)
     return records | {name: block[name] for name in ("ordinal", "epoch", "weight")}
 
 
 def _batches(
-    records: Dataset, picture: Callable[[dict[str, Tensor]], Tensor], share: Share, *, prefetch: int
+    records: Dataset,
+    prepare: Callable[[dict[str, Tensor]], Tensor],
+    source: Source,
+    share: Share,
+    *,
+    config: TrainConfig,
 ) -> Dataset:
+    inputs, task = make_inputs(source.form), make_task(source)
+
     def example(record: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"image": picture(record), "label": record["label"], "weight": record["weight"]}
+        target = task.target(record[task.feature])
+        return {inputs.feature: prepare(record), task.feature: target, "weight": record["weight"]}
 
     decoded = records.map(example, num_parallel_calls=share.threads, deterministic=True)
-    return decoded.batch(share.batch, drop_remainder=True).prefetch(prefetch).with_options(_options())
+    return decoded.batch(share.batch, drop_remainder=True).prefetch(config.input.prefetch).with_options(_options())
 
 
 def _options() -> Any:

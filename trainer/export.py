@@ -1,4 +1,4 @@
-"""A SavedModel that takes files as they come: decoding, geometry, the dataset's transform and the network."""
+"""A SavedModel that takes inputs as they come: decoding, geometry, the dataset's transform and the network."""
 
 import shutil
 import tempfile
@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
-from trainer.images import prepare
-from trainer.source import Geometry, Source
+from trainer.source import Source
 from trainer.state import State, build_state, find_checkpoint, restore
 
 EXPORT = "export"
@@ -19,34 +18,26 @@ Tensor = Any
 
 
 class ServedModel(tf.Module):
-    """Encoded pictures in, classes and probabilities out."""
+    """Encoded pictures or rows in, answers of the task out."""
 
-    def __init__(self, state: State, *, geometry: Geometry, labels_file: Path) -> None:
+    def __init__(self, state: State, *, labels_file: Path | None) -> None:
         """Everything that the graph needs is an attribute, so that it is saved with it."""
         super().__init__(name="served_model")
         self.model, self.transform = state.model, state.transform
-        self.labels_file = tf.saved_model.Asset(str(labels_file))
-        self._labels = tf.constant(labels_file.read_text(encoding="utf-8").splitlines())
-        self._geometry = geometry
+        self._inputs, self._task = state.inputs, state.task
+        if labels_file:
+            self.labels_file = tf.saved_model.Asset(str(labels_file))
+        signature = [state.inputs.signature]
+        self.preprocess = tf.function(self._preprocess, input_signature=signature)
+        self.serve = tf.function(self._serve, input_signature=signature)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
-    def preprocess(self, image_bytes: Tensor) -> Tensor:
-        """The uint8 pictures that the network would have been given in training."""
-        spec = tf.TensorSpec([*self._geometry.size, 3], tf.uint8)
-        return tf.map_fn(lambda data: prepare(data, self._geometry), image_bytes, fn_output_signature=spec)
+    def _preprocess(self, batch: Tensor) -> Tensor:
+        """What the network would have been given in training, before the transform."""
+        return self._inputs.for_serving(batch)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
-    def serve(self, image_bytes: Tensor) -> dict[str, Tensor]:
-        """The most likely class of each picture, its probability, and all classes with theirs."""
-        logits = self.model(self.transform(self.preprocess(image_bytes)), training=False)
-        probabilities = tf.nn.softmax(logits)
-        return {
-            "label": tf.gather(self._labels, tf.argmax(probabilities, axis=1)),
-            "probability": tf.reduce_max(probabilities, axis=1),
-            "probabilities": probabilities,
-            # Once per picture, because serving systems split answers along the first axis.
-            "classes": tf.tile(self._labels[tf.newaxis], [tf.shape(image_bytes)[0], 1]),
-        }
+    def _serve(self, batch: Tensor) -> dict[str, Tensor]:
+        """What the task answers about each picture or row."""
+        return self._task.serve(self.model(self.transform(self.preprocess(batch)), training=False))
 
 
 def export(config: TrainConfig, source: Source, *, checkpoint: str | None) -> tuple[str, Path]:
@@ -56,10 +47,17 @@ def export(config: TrainConfig, source: Source, *, checkpoint: str | None) -> tu
     restore(state, found)
     target = Path(config.output) / EXPORT
     with tempfile.TemporaryDirectory(prefix="shardsmith-") as scratch:
-        labels_file = Path(scratch) / LABELS
-        labels_file.write_text("".join(f"{label}\n" for label in source.labels), encoding="utf-8")
-        _save(ServedModel(state, geometry=source.geometry, labels_file=labels_file), target)
+        _save(ServedModel(state, labels_file=_write_labels(source, Path(scratch))), target)
     return found, target
+
+
+def _write_labels(source: Source, directory: Path) -> Path | None:
+    """The labels as a text file; none for a regression."""
+    if not source.labels:
+        return None
+    path = directory / LABELS
+    path.write_text("".join(f"{label}\n" for label in source.labels), encoding="utf-8")
+    return path
 
 
 def _save(served: ServedModel, target: Path) -> None:

@@ -12,9 +12,10 @@ import tensorflow as tf
 from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
 from trainer.dataset import training_dataset
-from trainer.evaluate import Evaluation, Evaluator
+from trainer.evaluate import Evaluator
 from trainer.quiet import reason_of
 from trainer.report import Reporter, TrainMetrics
+from trainer.results import Evaluation
 from trainer.source import Source
 from trainer.state import Checkpoints, State, build_state, check_run, write_run
 from trainer.strategy import Workplace
@@ -46,7 +47,7 @@ class InnerLoop:
 
     @tf.function
     def train(self, steps: Tensor) -> Tensor:
-        """Does `steps` steps; returns the mean loss and accuracy over them."""
+        """Does `steps` steps; returns the mean loss and score over them."""
         sums = tf.zeros([2])
         for _ in tf.range(steps):
             counted = self._strategy.run(self._step, args=(next(self._iterator),))
@@ -56,17 +57,17 @@ class InnerLoop:
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert, and rewriting the network's code takes long
     def _step(self, batch: dict[str, Tensor]) -> Tensor:
-        """One update; returns this replica's [summed loss, right answers]."""
-        model = self._state.model
+        """One update; returns this replica's [summed loss, summed score]."""
+        model, task = self._state.model, self._state.task
+        targets = batch[task.feature]
         with tf.GradientTape() as tape:
-            logits = self._state.logits(batch["image"], training=True)
-            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits))
+            outputs = self._state.outputs(batch, training=True)
+            loss = tf.reduce_sum(task.losses(outputs, targets))
             # Gradients are summed over replicas: sum / global batch is the mean over the batch, on any number of them.
             objective = loss / self._global_batch + sum(model.losses) / self._strategy.num_replicas_in_sync
         gradients = tape.gradient(objective, model.trainable_variables)
         self._state.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        right = tf.equal(tf.argmax(logits, axis=1), batch["label"])
-        return tf.stack([loss, tf.reduce_sum(tf.cast(right, tf.float32))])
+        return tf.stack([loss, tf.reduce_sum(task.scores(outputs, targets))])
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _outer_loop(
     step, evaluation = int(state.step.numpy()), None
     output = Path(config.output) if workplace.cluster.is_chief else None
     with Reporter(schedule.total, first_step=step, output=output) as reporter:
-        meter = _Meter(config, source, step)
+        meter = _Meter(config, source, state, step)
         while step < schedule.total:
             stop = schedule.next_stop(step)
             meter.add(step, stop, _guarded(inner, stop - step, source))
@@ -179,15 +180,15 @@ def _outer_loop(
 
 
 class _Meter:
-    """Averages losses between reports and measures the rate of training alone."""
+    """Averages losses and scores between reports and measures the rate of training alone."""
 
-    def __init__(self, config: TrainConfig, source: Source, step: int) -> None:
-        self._batch = config.global_batch
+    def __init__(self, config: TrainConfig, source: Source, state: State, step: int) -> None:
+        self._batch, self._score_name, self._noun = config.global_batch, state.task.score, state.inputs.noun
         self._epoch = config.order.steps_per_epoch(source.split(config.splits.train).records)
         self._reset(step)
 
     def _reset(self, step: int) -> None:
-        self._first, self._loss, self._right, self._spent = step, 0.0, 0.0, 0.0
+        self._first, self._loss, self._score, self._spent = step, 0.0, 0.0, 0.0
         self.pause()
 
     def pause(self) -> None:
@@ -195,9 +196,9 @@ class _Meter:
         self._since = time.monotonic()
 
     def add(self, step: int, stop: int, means: Tensor) -> None:
-        """Adds the mean loss and accuracy of the steps up to `stop`."""
-        loss, accuracy = (float(value) * (stop - step) for value in means)
-        self._loss, self._right = self._loss + loss, self._right + accuracy
+        """Adds the mean loss and score of the steps up to `stop`."""
+        loss, score = (float(value) * (stop - step) for value in means)
+        self._loss, self._score = self._loss + loss, self._score + score
         if not math.isfinite(loss):
             raise ShardsmithError(
                 f"the loss is {loss} between steps {step} and {stop}; "
@@ -213,8 +214,10 @@ class _Meter:
             step=step,
             epoch=step / self._epoch,
             loss=self._loss / steps,
-            accuracy=self._right / steps,
-            images_per_second=steps * self._batch / self._spent,
+            score_name=self._score_name,
+            score=self._score / steps,
+            noun=self._noun,
+            per_second=steps * self._batch / self._spent,
         )
         self._reset(step)
         return metrics

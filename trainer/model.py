@@ -1,9 +1,9 @@
-"""Networks and optimizers by name. Every network maps normalised pictures to logits and agrees across replicas."""
+"""Networks and optimizers by name. Every network maps normalised inputs to logits and agrees across replicas."""
 
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,15 +15,20 @@ Model = Any
 Optimizer = Any
 
 
-def build_model(config: ModelConfig, *, image_size: tuple[int, int], classes: int) -> Model:
-    """The network that the config names, for pictures of `image_size` (height, width) and `classes` classes."""
-    builder = _find_builder(config.name)
+def build_model(config: ModelConfig, *, classes: int, **shape: Any) -> Model:
+    """The network that the config names, with `classes` outputs.
+
+    `shape` is what its inputs have: `image_size` (height, width) for pictures, `features` (how many) for rows.
+    """
+    rows = "features" in shape
+    name = config.name_for(rows=rows)
+    builder = _find_builder(name, rows=rows)
     try:
-        model = builder(image_size=image_size, classes=classes, dropout=config.dropout, **config.arguments)
+        model = builder(**shape, classes=classes, dropout=config.dropout, **config.arguments)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"model {config.name} with arguments {config.arguments} cannot be built: {error}") from error
+        raise UsageError(f"model {name} with arguments {config.arguments} cannot be built: {error}") from error
     if not isinstance(model, keras.Model) or tuple(model.output_shape) != (None, classes):
-        raise UsageError(f"model {config.name} must be a keras.Model that gives [batch, {classes}] logits")
+        raise UsageError(f"model {name} must be a keras.Model that gives [batch, {classes}] logits")
     _synchronize_batch_norm(model)
     return model
 
@@ -59,16 +64,33 @@ def small_cnn(*, image_size: tuple[int, int], classes: int, dropout: float, widt
     return keras.Sequential(layers)
 
 
-def _find_builder(name: str) -> Callable[..., Model]:
-    if name == "small_cnn":
-        return small_cnn
-    return _from_module(name) if ":" in name else _from_applications(name)
+def mlp(*, features: int, classes: int, dropout: float, hidden: Sequence[int] = (64, 64)) -> Model:
+    """Fully connected layers of the sizes in `hidden`."""
+    layers = [keras.Input((features,))]
+    for units in hidden:
+        layers += [keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(dropout)]
+    return keras.Sequential([*layers, keras.layers.Dense(classes)])
+
+
+def _find_builder(name: str, *, rows: bool) -> Callable[..., Model]:
+    if ":" in name:
+        return _from_module(name)
+    if name == "mlp" and not rows:
+        raise UsageError("model.name: 'mlp' takes rows of numbers, the dataset has pictures; use small_cnn")
+    if name == "mlp":
+        return mlp
+    builder = small_cnn if name == "small_cnn" else _from_applications(name)
+    if rows:
+        raise UsageError(
+            f"model.name: {name!r} takes pictures, the dataset has rows of numbers; use mlp or module:function"
+        )
+    return builder
 
 
 def _from_applications(name: str) -> Callable[..., Model]:
     known = [n for n, value in vars(keras.applications).items() if n[0].isupper() and callable(value)]
     if name not in known:
-        near = difflib.get_close_matches(name, [*known, "small_cnn"], n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, [*known, "small_cnn", "mlp"], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "use small_cnn, MobileNetV2, ResNet50 or module:function"
         raise UsageError(f"model.name: {name!r} is not known; {hint}")
     constructor = getattr(keras.applications, name)

@@ -1,8 +1,10 @@
-"""Asks an exported model about files, with nothing but the SavedModel itself."""
+"""Asks an exported model about files, or about the records of a dataset, with nothing but the SavedModel itself."""
 
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,72 +12,146 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from shards.errors import UsageError
+from shards.errors import ShardsmithError, UsageError
+from trainer.dataset import Share, evaluation_records
 from trainer.quiet import reason_of
+from trainer.source import Records, Rows
+from trainer.task import Task, find_task
 
-BATCH = 32
+SERVING = "serving_default"
+PICTURES, ROWS = "image_bytes", "features"  # what a served model of ours takes
+AT_ONCE = {PICTURES: 32, ROWS: 1024}
 EXIF_ORIENTATION, UPRIGHT = 0x0112, 1
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one file: a label with its probability, or an error."""
+    """The answer about one file, row of a file or record (`about` tells which), as plain values; or an error."""
 
-    file: str
-    label: str | None = None
-    probability: float | None = None
-    probabilities: dict[str, float] | None = None
+    about: dict[str, Any]
+    answer: dict[str, Any] | None = None
     error: str | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that there is to say."""
+        return self.about | (self.answer or {}) | ({"error": self.error} if self.error else {})
 
-def load_served(directory: str) -> Any:
-    """The serving function of an exported model; keeps the model alive as its attribute."""
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked about; `given` are encoded bytes or a row, or the OSError that tells why not."""
+
+    about: dict[str, Any]
+    given: Any
+
+
+@dataclass(frozen=True)
+class Served:
+    """An exported model: its serving function, the task it answers, and the one input that it takes."""
+
+    function: Any
+    task: type[Task]
+    takes: str
+    length: int  # of a row
+
+    def __call__(self, **given: Any) -> dict[str, Any]:
+        """The answers for a batch."""
+        return self.function(**given)
+
+    def __str__(self) -> str:
+        """Reads like `takes rows of 100 features`."""
+        return f"takes {'pictures' if self.takes == PICTURES else Rows(self.length)}"
+
+
+def load_served(directory: str) -> Served:
+    """Loads what `export` wrote."""
     if not (Path(directory) / "saved_model.pb").is_file():
         raise UsageError(f"no exported model at {directory}; make one with: python -m trainer export CONFIG")
     loaded = tf.saved_model.load(directory)
-    function = loaded.signatures["serving_default"]
+    function = loaded.signatures.get(SERVING)
+    specs = function.structured_input_signature[1] if function else {}
+    task = find_task(function.structured_outputs) if function else None
+    if task is None or len(specs) != 1 or not specs.keys() <= AT_ONCE.keys():
+        raise UsageError(f"the model at {directory} is not one that `python -m trainer export` writes")
     function.owner = loaded  # the function holds its variables weakly
-    return function
+    [(takes, spec)] = specs.items()
+    return Served(function, task, takes, length=spec.shape[1] if takes == ROWS else 0)
 
 
-def predict(served: Any, files: Sequence[str]) -> Iterator[Prediction]:
-    """One prediction per file, in order; a file that cannot be read or decoded does not hold up the others."""
-    for first in range(0, len(files), BATCH):
-        yield from _predict_some(served, files[first : first + BATCH])
+def predict(served: Served, files: Sequence[str]) -> Iterator[Prediction]:
+    """The answers about files in order, one per picture or row; a bad file does not hold up the others."""
+    if served.takes == ROWS:
+        return _answer(served, (question for name in files for question in _read_rows(name, served.length)))
+    return _answer(served, (Question({"file": name}, _read(name)) for name in files))
 
 
-def _predict_some(served: Any, files: Sequence[str]) -> Iterator[Prediction]:
-    data = {name: _read(name) for name in files}
-    readable = [name for name in files if isinstance(data[name], bytes)]
-    answers = _ask(served, {name: data[name] for name in readable})
-    for name in files:
-        problem = data[name]
-        yield answers[name] if isinstance(problem, bytes) else Prediction(file=name, error=str(problem))
+def predict_records(served: Served, records: Records) -> Iterator[Prediction]:
+    """The answers about the records of a split by key, in stored order."""
+    stored = records.stored
+    taken = ROWS if stored.name == "features" else PICTURES
+    if (served.takes, served.length) != (taken, records.row_length):
+        has = Rows(records.row_length) if taken == ROWS else "pictures"
+        raise UsageError(f"the model {served}, but {records.directory} has {has}")
+    return _answer(served, _read_records(records))
 
 
-def _ask(served: Any, data: dict[str, Any]) -> dict[str, Prediction]:
+def _answer(served: Served, questions: Iterator[Question]) -> Iterator[Prediction]:
+    while some := list(islice(questions, AT_ONCE[served.takes])):
+        answers = iter(_ask(served, [each for each in some if not isinstance(each.given, OSError)]))
+        for each in some:
+            failed = isinstance(each.given, OSError)
+            yield Prediction(each.about, error=str(each.given)) if failed else next(answers)
+
+
+def _ask(served: Served, questions: Sequence[Question]) -> list[Prediction]:
     """Predicts all at once; if that fails, one by one, to find out who is to blame."""
-    if not data:
-        return {}
+    if not questions:
+        return []
+    given = tf.constant([each.given for each in questions]) if served.takes == PICTURES else _stack(questions)
     try:
-        answer = {name: tensor.numpy() for name, tensor in served(image_bytes=tf.constant(list(data.values()))).items()}
+        answer = {name: tensor.numpy() for name, tensor in served(**{served.takes: given}).items()}
     except tf.errors.InvalidArgumentError as error:
-        if len(data) > 1:
-            return {name: _ask(served, {name: value})[name] for name, value in data.items()}
-        name = next(iter(data))
-        return {name: Prediction(file=name, error=f"cannot be decoded: {reason_of(error.message)}")}
-    return {name: _answer(name, {key: values[row] for key, values in answer.items()}) for row, name in enumerate(data)}
+        if len(questions) > 1:
+            return [answer for each in questions for answer in _ask(served, [each])]
+        return [Prediction(questions[0].about, error=f"cannot be decoded: {reason_of(error.message)}")]
+    rows = ({name: values[row] for name, values in answer.items()} for row in range(len(questions)))
+    return [Prediction(each.about, served.task.answer(row)) for each, row in zip(questions, rows, strict=True)]
 
 
-def _answer(name: str, row: dict[str, Any]) -> Prediction:
-    classes = [label.decode() for label in row["classes"]]
-    values = np.round(row["probabilities"].astype(float), 6).tolist()
-    return Prediction(
-        file=name,
-        label=row["label"].decode(),
-        probability=round(float(row["probability"]), 6),
-        probabilities=dict(zip(classes, values, strict=True)),
-    )
+def _stack(questions: Iterable[Question]) -> Any:
+    return tf.constant(np.stack([each.given for each in questions]), tf.float32)
+
+
+def _read_records(records: Records) -> Iterator[Question]:
+    """The input and key of each record, read as evaluation reads them."""
+    name, length = records.stored.name, records.row_length
+    spec = tf.io.FixedLenFeature([length], tf.float32) if length else tf.io.FixedLenFeature([], tf.string)
+    batch = AT_ONCE[ROWS if length else PICTURES]
+    share = Share(worker=0, workers=1, batch=batch, threads=len(os.sched_getaffinity(0)))
+    read = evaluation_records(records.split, share, features={name: spec}, worker_batch=batch)
+    try:
+        for record in read.take(records.split.records).as_numpy_iterator():
+            yield Question({"key": record["key"].decode()}, record[name])
+    except tf.errors.OpError as error:
+        raise ShardsmithError(
+            f"{records.directory} cannot be read: {reason_of(error.message)}; "
+            f"find the damage with: python -m shards verify {records.directory}"
+        ) from error
+
+
+def _read_rows(name: str, length: int) -> Iterator[Question]:
+    """The rows of a .npy file, never all in memory; one row may stand alone."""
+    try:
+        array = np.atleast_2d(np.lib.format.open_memmap(name, mode="r"))
+        if array.ndim != 2 or array.shape[1] != length or array.dtype.kind not in "fiub":
+            raise ValueError(f"it has shape {array.shape} and type {array.dtype}")
+    except ValueError as error:
+        yield Question({"file": name}, OSError(f"is not a .npy file of rows of {length} numbers: {error}"))
+    except OSError as error:
+        yield Question({"file": name}, OSError(f"cannot be read: {error.strerror or error}"))
+    else:
+        for number, row in enumerate(array):
+            yield Question({"file": name, "row": number}, np.asarray(row, np.float32))
 
 
 def _read(name: str) -> bytes | OSError:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import tensorflow as tf
 from rich.progress import BarColumn, Progress, TextColumn
 
 from shards.files import write_atomically
-from trainer.evaluate import Evaluation
+from trainer.results import Evaluation
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -21,13 +21,25 @@ TENSORBOARD = "tensorboard"
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Means over the steps since the last report."""
+    """Means over the steps since the last report; `noun` is what an example is."""
 
     step: int
     epoch: float
     loss: float
-    accuracy: float
-    images_per_second: float
+    score_name: str
+    score: float
+    noun: str
+    per_second: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The numbers by their names in files."""
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": self.loss,
+            self.score_name: self.score,
+            f"{self.noun}_per_second": self.per_second,
+        }
 
 
 class Reporter:
@@ -59,10 +71,10 @@ class Reporter:
 
     def training(self, metrics: TrainMetrics) -> None:
         """Reports the means of the last steps."""
-        self._keep("train", metrics.step, asdict(metrics))
+        self._keep("train", metrics.step, metrics.as_dict())
         text = (
-            f"epoch {metrics.epoch:.1f}  loss {metrics.loss:.4f}  accuracy {metrics.accuracy:.4f}  "
-            f"{metrics.images_per_second:,.0f} images/s  ETA {self._remaining(metrics.step)}"
+            f"epoch {metrics.epoch:.1f}  loss {metrics.loss:.4f}  {metrics.score_name} {metrics.score:.4f}  "
+            f"{metrics.per_second:,.0f} {metrics.noun}/s  ETA {self._remaining(metrics.step)}"
         )
         if self._progress and self._task is not None:
             self._progress.update(self._task, completed=metrics.step, text=text)
@@ -71,13 +83,11 @@ class Reporter:
 
     def evaluation(self, result: Evaluation) -> None:
         """Reports the result of a pass over the evaluation split."""
-        values = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "examples": result.examples}
+        values = {"step": result.step, "loss": result.loss, **result.metrics, "examples": result.examples}
         self._keep(result.split, result.step, values)
         say = self._progress.console.print if self._progress else print
-        say(
-            f"step {result.step}/{self._total}  {result.split}: accuracy {result.accuracy:.4f}  "
-            f"loss {result.loss:.4f}  ({result.correct} of {result.examples})"
-        )
+        told = "  ".join(f"{name} {value:.4f}" for name, value in (result.metrics | {"loss": result.loss}).items())
+        say(f"step {result.step}/{self._total}  {result.split}: {told}  ({result.counted})")
 
     def _remaining(self, step: int) -> timedelta:
         spent = time.monotonic() - self._started

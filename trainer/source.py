@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.errors import ShardsmithError, UsageError
-from shards.manifest import Manifest, SplitEntry, read_manifest
+from shards.manifest import FeatureEntry, LabelKind, Manifest, SplitEntry, read_manifest
 from shards.records import read_index
-from trainer.config import TrainConfig
+from trainer.config import AugmentConfig, TrainConfig
 
 TRANSFORM_FN = "transform_fn"
-FEATURE_TYPES = {"image": "bytes", "label": "int64"}
+LABEL_FEATURES = {"single": ("label", "int64"), "multi": ("label", "int64"), "regression": ("target", "float")}
+FEWEST_LABELS = {"single": 2, "multi": 1}
 FIXED_SIZE_MODES = ("exact", "center_crop", "border")
 INDEXES_IN_MEMORY = 1024
 
@@ -31,6 +32,21 @@ class Geometry:
     mode: str
     box: tuple[int, int]
     size: tuple[int, int]
+
+    def __str__(self) -> str:
+        """Reads like `pictures of 32x32`."""
+        return f"pictures of {self.size[0]}x{self.size[1]}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The model's input is a row of `length` numbers."""
+
+    length: int
+
+    def __str__(self) -> str:
+        """Reads like `rows of 100 features`."""
+        return f"rows of {self.length} features"
 
 
 @dataclass(frozen=True)
@@ -71,16 +87,33 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """A complete dataset and the geometry in which its pictures are used."""
+    """A complete dataset and the form in which its pictures or rows are used."""
 
     directory: Path
     manifest: Manifest
-    geometry: Geometry
+    form: Geometry | Rows
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What is learnt: one class per example, several labels, or numbers."""
+        return self.manifest.label_kind
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Class names in id order."""
         return self.manifest.labels
+
+    @property
+    def targets(self) -> int:
+        """How many numbers a regression predicts."""
+        return find_feature(self.manifest, "target", "float", self.directory).length or 0
+
+    @property
+    def goal(self) -> str:
+        """What is learnt, in words."""
+        if self.label_kind == "regression":
+            return f"with {self.targets} target(s)"
+        return f"in {len(self.labels)} classes" if self.label_kind == "single" else f"with {len(self.labels)} label(s)"
 
     @property
     def transform_directory(self) -> Path:
@@ -89,17 +122,7 @@ class Source:
 
     def split(self, name: str) -> Split:
         """The files of a split that has examples."""
-        entry = self.manifest.split(name)
-        if not entry.records:
-            raise ShardsmithError(
-                f"split {name!r} of {self.directory} has no examples; choose another split or rebuild"
-            )
-        return Split(
-            name=name,
-            paths=tuple(str(self.directory / shard.path) for shard in entry.shards),
-            indexes=tuple(str(self.directory / shard.index) for shard in entry.shards),
-            shard_records=tuple(shard.records for shard in entry.shards),
-        )
+        return find_split(self.directory, self.manifest, name)
 
     def digest(self, split: str) -> str:
         """A fingerprint of a split's content and of the label ids, equal wherever the dataset is copied to."""
@@ -107,16 +130,53 @@ class Source:
         return hashlib.sha256("\n".join([*parts, *self.labels]).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Records:
+    """A split that a trained model is asked about, and the feature that it is given."""
+
+    directory: Path
+    split: Split
+    stored: FeatureEntry
+
+    @property
+    def row_length(self) -> int:
+        """How many numbers a row has; 0 for pictures."""
+        return self.stored.length or 1 if self.stored.name == "features" else 0
+
+
+def open_records(dataset: str, split: str | None) -> Records:
+    """Opens a dataset, labelled or not, to predict one of its splits; there is no need to name the only one."""
+    directory = Path(dataset)
+    manifest = read_manifest(directory)
+    names = [entry.name for entry in manifest.splits if entry.records]
+    if split is None and len(names) != 1:
+        raise UsageError(f"{directory} has splits {', '.join(names)}; choose one with --split")
+    return Records(directory, find_split(directory, manifest, split or names[0]), find_input(manifest, directory))
+
+
 def open_source(config: TrainConfig) -> Source:
     """Opens the dataset; refuses one that cannot be trained on, with what to do about it."""
     directory = Path(config.dataset)
     manifest = read_manifest(directory)
-    _check_features(manifest, directory)
-    if len(manifest.labels) < 2:
-        raise ShardsmithError(f"{directory} has {len(manifest.labels)} class(es); training needs at least 2")
+    stored = find_input(manifest, directory)
+    _check_labels(manifest, directory)
     if not (directory / TRANSFORM_FN / "saved_model.pb").is_file():
         raise ShardsmithError(f"{directory} has no {TRANSFORM_FN}: it is incomplete; restore it or rebuild the dataset")
-    return Source(directory=directory, manifest=manifest, geometry=find_geometry(config, manifest.settings))
+    form = find_rows(config, stored) if stored.name == "features" else find_geometry(config, manifest.settings)
+    return Source(directory=directory, manifest=manifest, form=form)
+
+
+def find_split(directory: Path, manifest: Manifest, name: str) -> Split:
+    """The files of a split that has examples."""
+    entry = manifest.split(name)
+    if not entry.records:
+        raise ShardsmithError(f"split {name!r} of {directory} has no examples; choose another split or rebuild")
+    return Split(
+        name=name,
+        paths=tuple(str(directory / shard.path) for shard in entry.shards),
+        indexes=tuple(str(directory / shard.index) for shard in entry.shards),
+        shard_records=tuple(shard.records for shard in entry.shards),
+    )
 
 
 def check_training(config: TrainConfig, source: Source, *, workers: int) -> None:
@@ -157,15 +217,47 @@ def check_replicas(config: TrainConfig, replicas: int) -> None:
         )
 
 
-def _check_features(manifest: Manifest, directory: Path) -> None:
-    found = {feature.name: feature.type for feature in manifest.features}
-    for name, wanted in FEATURE_TYPES.items():
-        if name not in found:
-            raise ShardsmithError(f"{directory} has no feature {name!r}, only {', '.join(sorted(found))}; rebuild it")
-        if found[name] != wanted:
-            raise ShardsmithError(
-                f"feature {name!r} of {directory} is {found[name]}, training needs {wanted}; rebuild it"
-            )
+def find_input(manifest: Manifest, directory: Path) -> FeatureEntry:
+    """The feature that a network is given: `features` (rows of numbers) or else `image`."""
+    has_rows = any(feature.name == "features" for feature in manifest.features)
+    wanted = ("features", "float") if has_rows else ("image", "bytes")
+    return find_feature(manifest, *wanted, directory)
+
+
+def find_feature(manifest: Manifest, name: str, wanted: str, directory: Path) -> FeatureEntry:
+    """The feature `name`, or an error when it is missing or of another type."""
+    found = {feature.name: feature for feature in manifest.features}
+    if name not in found:
+        raise ShardsmithError(f"{directory} has no feature {name!r}, only {', '.join(sorted(found))}; rebuild it")
+    if found[name].type != wanted:
+        raise ShardsmithError(
+            f"feature {name!r} of {directory} is {found[name].type}, training needs {wanted}; rebuild it"
+        )
+    return found[name]
+
+
+def _check_labels(manifest: Manifest, directory: Path) -> None:
+    kind = manifest.label_kind
+    if kind == "none":
+        raise ShardsmithError(
+            f"{directory} has no labels (its labels.kind is none), so there is nothing to learn from or to judge by; "
+            "build it with labels, or ask a trained model about it: "
+            f"python -m trainer predict --dataset {directory} --model EXPORT"
+        )
+    find_feature(manifest, *LABEL_FEATURES[kind], directory)
+    fewest = FEWEST_LABELS.get(kind, 0)
+    if len(manifest.labels) < fewest:
+        raise ShardsmithError(f"{directory} has {len(manifest.labels)} class(es); training needs at least {fewest}")
+
+
+def find_rows(config: TrainConfig, stored: FeatureEntry) -> Rows:
+    """The rows of the dataset; refuses settings that only pictures have."""
+    rows = Rows(stored.length or 1)
+    unfit = [f"augment.{name}" for name, value in config.augment if value != getattr(AugmentConfig(), name)]
+    unfit += ["model.image_size"] if config.model.image_size else []
+    if unfit:
+        raise UsageError(f"{', '.join(unfit)}: for pictures only, and {config.dataset} has {rows}; remove the setting")
+    return rows
 
 
 def find_geometry(config: TrainConfig, settings: Mapping[str, Any]) -> Geometry:

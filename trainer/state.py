@@ -14,8 +14,10 @@ from shards.errors import ShardsmithError, UsageError
 from shards.files import write_atomically
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
+from trainer.inputs import Inputs, make_inputs
 from trainer.model import build_model, build_optimizer
 from trainer.source import Source
+from trainer.task import Task, make_task
 from trainer.transform import Transform
 
 RUN = "run.json"
@@ -25,17 +27,19 @@ PREFIX = "step"
 
 @dataclass(frozen=True)
 class State:
-    """The variables of a run with the transform before them, and the checkpoint that binds them together."""
+    """The variables of a run, what goes in and what is learnt, and the checkpoint that binds them together."""
 
+    inputs: Inputs
+    task: Task
     transform: Transform
     model: Any
     optimizer: Any
     step: Any
     checkpoint: Any
 
-    def logits(self, pictures: Any, *, training: bool) -> Any:
-        """What the network makes of uint8 pictures."""
-        return self.model(self.transform(pictures), training=training)
+    def outputs(self, batch: dict[str, Any], *, training: bool) -> Any:
+        """What the network makes of a batch."""
+        return self.model(self.transform(batch[self.inputs.feature]), training=training)
 
     def weights_digest(self) -> str:
         """The sha256 of all weights, moving statistics included: equal on every worker of a healthy run."""
@@ -48,14 +52,23 @@ class State:
 def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
     """Fresh variables, placed by the strategy."""
     total = config.total_steps(source.split(config.splits.train).records)
+    inputs, task = make_inputs(source.form), make_task(source)
     with strategy.scope():
-        model = build_model(config.model, image_size=source.geometry.size, classes=len(source.labels))
+        model = build_model(config.model, classes=task.outputs, **inputs.shape)
         optimizer = build_optimizer(config.optimizer, total_steps=total)
         optimizer.build(model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step, seeds=_seed_states(model))
     transform = Transform(source.transform_directory)
-    return State(transform=transform, model=model, optimizer=optimizer, step=step, checkpoint=checkpoint)
+    return State(
+        inputs=inputs,
+        task=task,
+        transform=transform,
+        model=model,
+        optimizer=optimizer,
+        step=step,
+        checkpoint=checkpoint,
+    )
 
 
 def _seed_states(model: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The tf.Transform graph of a dataset, used for what the build analysed: the normalisation of pixels."""
+"""The tf.Transform graph of a dataset, used for what the build analysed: the normalisation of pixels or features."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,11 @@ import tensorflow as tf
 from shards.errors import ShardsmithError
 
 Tensor = Any
+PIXEL, FEATURES = "pixel", "features"
 
 
 class Transform(tf.Module):
-    """Normalises pictures with the dataset's own graph, in training and inside an exported model alike."""
+    """Normalises pictures or rows with the dataset's own graph, in training and inside an exported model alike."""
 
     def __init__(self, directory: Path) -> None:
         """Loads <dataset>/transform_fn."""
@@ -22,18 +23,26 @@ class Transform(tf.Module):
             self._specs = dict(function.structured_input_signature[0][0])
         except (OSError, ValueError, AttributeError, LookupError) as error:
             raise ShardsmithError(f"{directory} is not a tf.Transform graph: {error}; rebuild the dataset") from error
-        if "pixel" not in self._specs:
+        if not {PIXEL, FEATURES} & self._specs.keys():
             raise ShardsmithError(
-                f"{directory} has no input 'pixel', only {', '.join(self._specs)}; rebuild the dataset"
+                f"{directory} has no input {PIXEL!r} or {FEATURES!r}, only {', '.join(self._specs)}; "
+                "rebuild the dataset"
             )
 
-    def __call__(self, pictures: Tensor) -> Tensor:
-        """uint8 pictures [n, height, width, 3] as normalised float32 of the same shape."""
-        # The graph sees a batch of pixels. Rows of different inputs do not meet, so those not needed get no rows.
-        feeds = {name: _no_rows(spec) for name, spec in self._specs.items()}
-        feeds["pixel"] = tf.reshape(tf.cast(pictures, tf.float32) / 255.0, [-1, 3])
-        return tf.reshape(self.loaded.transform_fn(feeds)["pixel"], tf.shape(pictures))
+    def __call__(self, batch: Tensor) -> Tensor:
+        """uint8 pictures [n, height, width, 3], or rows [n, features], as normalised float32 of the same shape."""
+        if FEATURES in self._specs:
+            return self._apply(FEATURES, batch)
+        pixels = tf.reshape(tf.cast(batch, tf.float32) / 255.0, [-1, 3])  # the graph sees a batch of pixels
+        return tf.reshape(self._apply(PIXEL, pixels), tf.shape(batch))
+
+    def _apply(self, name: str, rows: Tensor) -> Tensor:
+        # Rows of different inputs do not meet, so those not needed get no rows.
+        feeds = {each: _no_rows(spec) for each, spec in self._specs.items()} | {name: rows}
+        return self.loaded.transform_fn(feeds)[name]
 
 
 def _no_rows(spec: Any) -> Tensor:
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(tf.zeros([0] * spec.shape.rank, spec.dtype))
     return tf.zeros([0, *spec.shape[1:]], spec.dtype)
