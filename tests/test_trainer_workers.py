@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
-from trainer_data import make_config, random_pictures, write_dataset
+from trainer_data import make_config, random_pictures, random_rows, write_dataset
 
 from shards.errors import ShardsmithError
 from trainer.workers import free_ports, run_workers
@@ -85,6 +85,24 @@ def test_two_workers_train_as_one(dataset: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert digest(alone) != digest(finish(start("train", str(two), "--set", "steps=4"))), "one worker goes on from two"
     _compare_evaluations(two, tmp_path / "two/evaluation-validation.json")
+
+
+@pytest.mark.parametrize("kind", ["multi", "regression"])
+def test_two_workers_learn_other_labels_as_one(kind: str, tmp_path: Path) -> None:
+    rows = random_rows(43, kind=kind)
+    data = write_dataset(tmp_path / "data", {"train": rows[:32], "validation": rows[32:]}, kind=kind)
+    values = {"steps": 3, "global_batch": 8, "input": {"lanes": 4}, "model": {"arguments": {"hidden": [4]}}}
+    judged = []
+    for name, extra in (("one", []), ("two", ["--local-workers", "2"])):
+        config = write_config(tmp_path / "c.yaml", data, tmp_path / name, **values)
+        finish(start("train", str(config), *extra))
+        judged.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]))
+    assert [each.pop("split") for each in judged] == ["validation"] * 2
+    assert judged[0]["examples"] == 11
+    assert judged[0] == pytest.approx(judged[1], rel=1e-4)
+    mine, theirs = (weights(tmp_path / name / "checkpoints/step-3") for name in ("one", "two"))
+    for name in mine:
+        np.testing.assert_allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def _compare_evaluations(config: Path, result: Path) -> None:
