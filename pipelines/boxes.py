@@ -8,6 +8,8 @@ from pipelines.images import FLIPS
 from pipelines.resize import Geometry, Size
 from pipelines.values import Box
 
+_SLIVER = 1e-6  # of a side; records hold 32-bit floats, and no picture has a million pixels a side
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedBoxes:
@@ -29,7 +31,7 @@ def place_boxes(
         fractions = box if config.unit == "fraction" else _divide(box, frame)
         turned = fractions if upright else orient_box(fractions, orientation)
         visible = clip(whole := move_box(turned, geometry))
-        if area(visible) > config.min_visible * area(whole):
+        if not is_sliver(visible) and area(visible) > config.min_visible * area(whole):
             placed.append(visible)
             kept.append(number)
     return PlacedBoxes(tuple(placed), tuple(kept))
@@ -70,6 +72,11 @@ def clip(box: Box) -> Box:
     """What lies inside of the picture; without area if nothing does."""
     left, top, right, bottom = (min(1.0, max(0.0, side)) for side in box)
     return left, top, right, bottom
+
+
+def is_sliver(box: Box) -> bool:
+    """Whether a box has no extent, but for errors of rounding."""
+    return min(box[2] - box[0], box[3] - box[1]) < _SLIVER
 
 
 def area(box: Box) -> float:

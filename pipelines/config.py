@@ -25,6 +25,7 @@ SPLIT_NAMES = frozenset(
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 ALL = "all"
+DEFAULT_BUCKETS, DEFAULT_SEPARATOR = 10, "|"
 RESERVED_COLUMNS = frozenset({
     "image", "features", "label", "label_name", "target", "key", "height", "width", "boxes", "path", "split", "group",
     "id", "pixel", "pixel_square", "input",
@@ -35,11 +36,12 @@ class ColumnConfig(Settings):
     """An extra column: its type in the records and how tf.Transform scales it.
 
     `list` columns hold any number of values; `per: box` columns hold one value per box and lose those of dropped boxes.
+    In a text, such as a cell of a CSV file, several values are a JSON list: `[1, 2]`.
     """
 
     type: Literal["int", "float", "text"]
     scale: Scaling = "none"
-    buckets: Annotated[int, Field(ge=2)] = 10
+    buckets: Annotated[int, Field(ge=2)] = DEFAULT_BUCKETS
     list: bool = False
     per: Literal["input", "box"] = "input"
 
@@ -56,6 +58,10 @@ class ColumnConfig(Settings):
             raise ValueError("a float column has no vocabulary; use type int or text, or another scale")
         if self.scale != "none" and not self.is_scalar:
             raise ValueError(f"a column of several values cannot be scaled by {self.scale}; use none")
+        if self.list and self.per == "box":
+            raise ValueError("a column with per: box has one value for each box; remove list")
+        if self.buckets != DEFAULT_BUCKETS and self.scale != "buckets":
+            raise ValueError(f"buckets are for scale buckets, not for {self.scale}; remove them, or set the scale")
         return self
 
 
@@ -93,12 +99,12 @@ class LabelsConfig(Settings):
     """What is learnt: one name per input, several, none at all, or `length` numbers (regression).
 
     `names` is a text file with a class name per line: integer labels then are line numbers from 0, and the ids keep its
-    order. `separator` cuts a text into several labels or numbers.
+    order. `separator` cuts a text into several labels or numbers; a JSON list in a text is read too.
     """
 
     kind: LabelKind = "single"
     names: str = ""
-    separator: Annotated[str, Field(min_length=1)] = "|"
+    separator: Annotated[str, Field(min_length=1)] = DEFAULT_SEPARATOR
     length: Positive = 1
 
     @model_validator(mode="after")
@@ -107,12 +113,15 @@ class LabelsConfig(Settings):
             raise ValueError(f"labels of kind {self.kind} have no names; remove labels.names")
         if self.length != 1 and self.kind != "regression":
             raise ValueError("labels.length is the number of regression targets; set labels.kind to regression")
+        if self.separator != DEFAULT_SEPARATOR and self.kind in ("none", "single"):
+            raise ValueError(f"labels of kind {self.kind} are not cut; remove labels.separator, or set labels.kind")
         return self
 
 
 class BoxesConfig(Settings):
     """Bounding boxes in the field `boxes`, four numbers each; records hold ymin, xmin, ymax, xmax as fractions.
 
+    The field is a list of boxes or one flat list of numbers; in a text, such as a cell of a CSV file, a JSON list.
     `frame` tells whether the coordinates refer to the file's own pixels or to the picture after its Exif orientation. A
     box is dropped when no more than `min_visible` of its area remains inside the picture.
     """

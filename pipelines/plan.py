@@ -10,7 +10,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.config import BuildConfig, ImageConfig, ShardsConfig, SplitsConfig
@@ -175,7 +175,17 @@ def make_plan(listing: Listing, config: BuildConfig, *, label_names: tuple[str, 
         splits.append(SplitPlan(name, images, sum(weights), first, starts))
     labels = label_names or sort_labels(listing.labels)
     counts = {label: listing.labels[label] for label in labels}
-    return Plan(labels, counts, tuple(splits), faulty=listing.faulty, content=find_content(listing))
+    content = find_content(listing)
+    check_content(content, labels, listing, config)
+    return Plan(labels, counts, tuple(splits), faulty=listing.faulty, content=content)
+
+
+def check_content(content: Content, labels: Sequence[str], listing: Listing, config: BuildConfig) -> None:
+    """Refuses settings for which the inputs have nothing."""
+    if config.boxes and not content.is_images:
+        raise UsageError(f"boxes need pictures, the inputs are rows of {content.row_length} features; remove boxes")
+    if config.labels.kind == "multi" and not labels and listing.row_lengths:
+        raise UsageError("no input has a label; for data without labels set labels.kind to none")
 
 
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def check_columns(
     _, values, fault = first
     reader = RowReader(source, config)
     for role in needed(config, "path"):
-        if not fault and reader.find(dict.fromkeys(values, True), role) is None:
+        if not fault and not reader.knows(values, role):
             name = source.fields.get(role, role)
             raise UsageError(
                 f"{path} has no column {name!r}; it has {', '.join(sorted(values))}; "

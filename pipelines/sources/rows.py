@@ -3,17 +3,19 @@
 What is wrong with one row is that row's fault and ends as a reject; it never stops the listing.
 """
 
-import math
-import numbers
 import os
+import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pipelines.config import BuildConfig, ColumnConfig, SourceConfig
 from pipelines.reasons import Reason
 from pipelines.sources.base import Partition, Row
+from pipelines.sources.cells import as_list, cast, is_finite_box, is_several, shown, split_text, text_of, unwrap
 from pipelines.storage import file_stat, is_remote, open_text
 from pipelines.values import Box, Cell, Fault, InputRef, Location, Scalar
 from shards.errors import UsageError
@@ -29,7 +31,8 @@ USUAL_FIELDS: dict[str, tuple[str, ...]] = {
     "id": ("id",),
     "boxes": ("boxes",),
 }
-_LARGEST_FLOAT = 3.4028234e38  # records hold 32-bit floats
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_FLOAT = ColumnConfig(type="float")
 
 
 class BadRow(ValueError):
@@ -88,14 +91,18 @@ class RowReader:
     def find(self, values: Mapping[str, Any], role: str) -> Any:
         """The value of a role or column: by the name that source.fields gives, else by the usual ones."""
         if role in self.source.fields:
-            return values.get(self.source.fields[role])
+            return look_up(values, self.source.fields[role])
         names = USUAL_FIELDS.get(role, (role,))
         return next((values[name] for name in names if values.get(name) is not None), None)
 
+    def knows(self, names: Iterable[str], role: str) -> bool:
+        """Whether a source with fields of these names has one for the role."""
+        wanted = (self.source.fields[role],) if role in self.source.fields else USUAL_FIELDS.get(role, (role,))
+        present = set(names)
+        return any(name in present or name.partition(".")[0] in present for name in wanted)
+
     def _locate(self, values: Mapping[str, Any], partition: Partition) -> tuple[Location, str, Fault | None]:
-        path = text_of(self.find(values, "path"))
-        if not path:
-            raise BadRow("path is empty")
+        path = path_of(self.find(values, "path"))
         root = self.source.root or partition.root
         joined = (
             path if is_remote(path) else f"{root.rstrip('/')}/{path}" if is_remote(root) else os.path.join(root, path)
@@ -119,17 +126,16 @@ class RowReader:
         labels = self.config.labels
         if labels.kind == "none":
             return (), ()
-        value = partition.label or self.find(values, "label")
+        value = unwrap(partition.label or self.find(values, "label"))
         if labels.kind == "regression":
             return (), self._target(value)
         if labels.kind == "multi":
-            parts = value.split(labels.separator) if isinstance(value, str) else as_list(value)
-            named = (
-                self._label(part.strip() if isinstance(part, str) else part) for part in parts if part not in (None, "")
-            )
+            named = (self._label(part) for part in split_text(value, labels.separator) if part not in (None, ""))
             return tuple(dict.fromkeys(named)), ()
-        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            raise BadRow(f"label holds {shown(value)}; for several labels per input set labels.kind to multi")
+        if is_several(value):
+            if len(several := as_list(value)) > 1:
+                raise BadRow(f"label holds {shown(several)}; for several labels per input set labels.kind to multi")
+            value = several[0] if several else None
         return (self._label(value),), ()
 
     def _label(self, value: Any) -> str:
@@ -142,29 +148,41 @@ class RowReader:
 
     def _named(self, label: str) -> str:
         """With a names file an integer is a line number, and everything else must be one of the names."""
-        try:
-            number = int(label)
-        except ValueError:
-            if label not in self.names:
-                raise BadRow(f"label {label!r} is not one of the {len(self.names)} names in labels.names") from None
+        if not _INTEGER.fullmatch(label):
+            if label not in self._known_names:
+                raise BadRow(f"label {shown(label)} is not one of the {len(self.names)} names in labels.names")
             return label
+        number = int(label)
         if not 0 <= number < len(self.names):
             raise BadRow(f"label {number} is no id: labels.names has {len(self.names)} names, from 0")
         return self.names[number]
 
+    @cached_property
+    def _known_names(self) -> frozenset[str]:
+        return frozenset(self.names)
+
     def _target(self, value: Any) -> tuple[float, ...]:
         labels = self.config.labels
-        parts = value.split(labels.separator) if isinstance(value, str) else as_list(value)
+        parts = split_text(value, labels.separator)
+        if not parts:
+            raise BadRow("target is empty", Reason.NO_LABEL)
         if len(parts) != labels.length:
-            raise BadRow(f"target holds {len(parts)} numbers, labels.length is {labels.length}")
-        column = ColumnConfig(type="float")
-        return tuple(float(self._cast(part, column, "target")) for part in parts)
+            raise BadRow(f"target holds {shown(value)}, {len(parts)} values, but labels.length is {labels.length}")
+        return tuple(float(self._cast(part, _FLOAT, "target")) for part in parts)
 
     def _column(self, values: Mapping[str, Any], name: str, column: ColumnConfig) -> Cell:
-        value = self.find(values, name)
-        if column.is_scalar:
-            return self._cast(value, column, f"column {name}")
-        return tuple(self._cast(part, column, f"column {name}") for part in as_list(value))
+        value = unwrap(self.find(values, name))
+        if not column.is_scalar:
+            return tuple(self._cast(part, column, f"column {name}") for part in self._several(value, f"column {name}"))
+        if is_several(value):
+            raise BadRow(f"column {name} holds {shown(value)}; for several values set columns.{name}.list to true")
+        return self._cast(value, column, f"column {name}")
+
+    def _several(self, value: Any, what: str) -> list[Any]:
+        try:
+            return as_list(value)
+        except ValueError as error:
+            raise BadRow(f"{what} holds {shown(value)}, which is not a JSON list") from error
 
     def _cast(self, value: Any, column: ColumnConfig, what: str) -> Scalar:
         try:
@@ -175,16 +193,21 @@ class RowReader:
     def _boxes(self, values: Mapping[str, Any]) -> tuple[Box, ...]:
         if self.config.boxes is None:
             return ()
-        boxes = [self._box(box, number) for number, box in enumerate(as_list(self.find(values, "boxes")), start=1)]
+        found = self._several(self.find(values, "boxes"), "boxes")
+        if found and not any(map(is_several, found)):  # one flat list, as records hold it
+            if len(found) % 4:
+                raise BadRow(f"boxes holds {shown(found)}, {len(found)} numbers, which are no boxes of four")
+            found = [found[start : start + 4] for start in range(0, len(found), 4)]
+        boxes = [self._box(box, number) for number, box in enumerate(found, start=1)]
         for name, column in self.config.columns.items():
-            if column.per == "box" and len(cells := as_list(self.find(values, name))) != len(boxes):
-                raise BadRow(f"column {name} holds {len(cells)} values for {len(boxes)} boxes")
+            if column.per == "box" and (count := len(self._several(self.find(values, name), name))) != len(boxes):
+                raise BadRow(f"column {name} holds {count} values for {len(boxes)} boxes")
         return tuple(boxes)
 
     def _box(self, value: Any, number: int) -> Box:
         assert self.config.boxes is not None, "asked only where there are boxes"
         try:
-            a, b, c, d = (float(part) for part in as_list(value))
+            a, b, c, d = (float(cast(part, _FLOAT)) for part in as_list(value))
         except (TypeError, ValueError) as error:
             raise BadRow(f"box {number} holds {shown(value)}, which is not four numbers") from error
         match self.config.boxes.format:
@@ -196,58 +219,36 @@ class RowReader:
                 box = (a, b, a + c, b + d)
             case "cxcywh":
                 box = (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
-        if not all(map(math.isfinite, box)) or box[0] >= box[2] or box[1] >= box[3]:
-            raise BadRow(f"box {number} holds {shown(value)}, which has no area")
+        if not is_finite_box(box):
+            what = f"which has no area as {self.config.boxes.format}"
+            raise BadRow(f"box {number} holds {shown(value)}, {what}")
         return box
 
 
-def as_list(value: Any) -> list[Any]:
-    """Several values from whatever holds them; none from nothing, one from one."""
-    if value is None:
-        return []
-    if hasattr(value, "tolist"):  # NumPy
-        value = value.tolist()
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else [value]
+def path_of(value: Any) -> str:
+    """A path as the file system wants it, names that are not UTF-8 included."""
+    path = os.fsdecode(value) if isinstance(value, str | bytes | os.PathLike) else text_of(value)
+    if not path:
+        raise BadRow("path is empty")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:  # JSON may hold half of a surrogate pair
+        raise BadRow(f"path {shown(path)} is not text") from error
+    return path
 
 
-def text_of(value: Any) -> str:
-    """A value as text: bytes are UTF-8, whole floats are ints, None is empty."""
-    if value is None:
-        return ""
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a NumPy scalar
-        value = value.item()
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def shown(value: Any) -> str:
-    """A value for a message, in bounds."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def cast(value: Any, column: ColumnConfig) -> Scalar:
-    """A value as the column's type; raises TypeError or ValueError if it is none."""
-    if hasattr(value, "item"):
-        value = value.item()
-    if column.type == "text":
-        return text_of(value) if isinstance(value, bytes) else "" if value is None else str(value)
-    if column.type == "float":
-        if not abs(float(value)) <= _LARGEST_FLOAT:  # nor is NaN
-            raise ValueError(f"{value} is not a finite 32-bit float")
-        return float(value)
-    number = int(value)
-    if isinstance(value, numbers.Real) and value != number:
-        raise ValueError(f"{value} is not an int")
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{value} does not fit in 64 bits")
-    return number
+def look_up(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; `objects.bbox` is also the field bbox of a mapping called objects."""
+    if name in values or "." not in name:
+        return values.get(name)
+    first, _, rest = name.partition(".")
+    inner = values.get(first)
+    return look_up(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def label_problem(label: str) -> str:
     """Labels are lines of label.labels.txt and of the vocabulary, so they must be visible and on one line."""
-    return "" if label.strip() and label.isprintable() else f"label {label!r} is blank or has unprintable characters"
+    return "" if label.strip() and label.isprintable() else f"label {shown(label)} is blank or has unprintable characters"
 
 
 def make_key(path: str) -> str:
@@ -282,16 +283,20 @@ def read_names(config: BuildConfig) -> tuple[str, ...]:
     path = config.labels.names
     try:
         with open_text(path) as stream:
-            names = tuple(unicodedata.normalize("NFC", line.rstrip("\r\n")) for line in stream if line.strip())
+            lines = [unicodedata.normalize("NFC", line.rstrip("\r\n")) for line in stream]
     except OSError as error:
         raise UsageError(f"labels.names {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"labels.names {path} is not UTF-8 text") from error
-    if not names:
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
         raise UsageError(f"labels.names {path} has no names")
-    for name in names:
+    # A blank line is refused rather than skipped: the ids are line numbers, and would shift.
+    for number, name in enumerate(lines, start=1):
         if problem := label_problem(name):
-            raise UsageError(f"labels.names {path}: {problem}")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"labels.names {path} has {twice[0]!r} twice; every class needs a name of its own")
-    return names
+            raise UsageError(f"labels.names {path} line {number}: {problem}")
+    (name, count), *_ = Counter(lines).most_common(1)
+    if count > 1:
+        raise UsageError(f"labels.names {path} has {name!r} twice; every class needs a name of its own")
+    return tuple(lines)
