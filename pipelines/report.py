@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from shards.example import decode_example
 from shards.manifest import Manifest, SplitEntry
 from shards.records import read_records
+from shards.samples import Sample, make_sample, show_plainly
 
-_SAMPLES, _SAMPLE_BYTES, _REJECTS = 24, 60_000, 100
+_SAMPLES, _SAMPLE_BYTES, _ROWS, _ROW_VALUES, _REJECTS = 24, 60_000, 10, 8, 100
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1d2330; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; } .quiet { color: #667085; }
@@ -19,8 +21,10 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #e4e7e
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.path { overflow-wrap: anywhere; }
 td:has(.bar) { width: 35%; } .bar { background: #528bff; height: .7rem; border-radius: .2rem; min-width: 1px; }
-.samples { display: flex; flex-wrap: wrap; gap: .6rem; } figure { margin: 0; width: 6.5rem; }
+.samples { display: flex; flex-wrap: wrap; gap: .6rem; } figure { margin: 0; width: 6.5rem; position: relative; }
 figure img { width: 100%; height: 6.5rem; object-fit: contain; background: #f2f4f7; image-rendering: auto; }
+figure svg { position: absolute; left: 0; top: 0; width: 100%; height: 6.5rem; }
+rect { fill: none; stroke: #ff0080; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 figcaption { font-size: 12px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 """
 
@@ -32,16 +36,14 @@ def render_report(manifest: Manifest, root: Path) -> str:
     parts = [
         f"<h1>{html.escape(manifest.name)}</h1>",
         f'<p class="quiet">{counts.listed:,} listed = {counts.written:,} written + {rejected:,} rejected '
-        f"+ {counts.duplicates:,} duplicates &middot; {len(manifest.labels):,} classes &middot; "
-        f"fingerprint {manifest.fingerprint[:12]}</p>",
+        f"+ {counts.duplicates:,} duplicates &middot; examples {manifest.label_summary} &middot; "
+        f"{_boxes_in_words(manifest)}fingerprint {manifest.fingerprint[:12]}</p>",
         "<h2>Splits</h2>",
         _table(
-            ("split", "images", "shards", "MB", "smallest shard", "largest shard"), map(_split_row, manifest.splits)
+            ("split", "examples", "shards", "MB", "smallest shard", "largest shard"), map(_split_row, manifest.splits)
         ),
-        "<h2>Classes</h2>",
-        _class_table(manifest),
-        "<h2>First pictures</h2>",
-        f'<div class="samples">{"".join(_samples(manifest, root))}</div>',
+        *(["<h2>Classes</h2>", _class_table(manifest)] if manifest.labels else []),
+        *_first_examples(manifest, root),
         "<h2>Rejected inputs</h2>",
         _rejects(manifest, root),
         "<h2>Settings</h2>",
@@ -79,31 +81,63 @@ def _class_table(manifest: Manifest) -> str:
     return _table(("class", *(html.escape(split.name) for split in manifest.splits), "all", ""), rows)
 
 
-def _samples(manifest: Manifest, root: Path) -> Iterator[str]:
+def _boxes_in_words(manifest: Manifest) -> str:
+    counts = manifest.counts
+    if all(feature.name != "boxes" for feature in manifest.features):
+        return ""
+    return f"{counts.boxes_kept:,} boxes, {counts.boxes_dropped:,} dropped &middot; "
+
+
+def _first_examples(manifest: Manifest, root: Path) -> Iterator[str]:
+    samples = _read_samples(manifest, root)
+    if any(feature.name == "image" for feature in manifest.features):
+        small = (sample for sample in samples if len(sample.image) <= _SAMPLE_BYTES)
+        yield "<h2>First pictures</h2>"
+        yield f'<div class="samples">{"".join(map(_figure, itertools.islice(small, _SAMPLES)))}</div>'
+    else:
+        yield "<h2>First rows</h2>"
+        rows = [_feature_row(sample, manifest) for sample in itertools.islice(samples, _ROWS)]
+        labelled = {"none": (), "regression": ("target",)}.get(manifest.label_kind, ("label",))
+        yield _table(("key", *labelled, "features"), rows)
+
+
+def _read_samples(manifest: Manifest, root: Path) -> Iterator[Sample]:
     first = next(shard for split in manifest.splits for shard in split.shards if shard.records)
     with (root / first.path).open("rb") as stream:
-        shown = 0
         for _, record in read_records(stream):
-            example = decode_example(record)
-            (image,), (label,), (key,) = example["image"], example["label_name"], example["key"]
-            assert isinstance(image, bytes)
-            assert isinstance(label, bytes)
-            assert isinstance(key, bytes)
-            if len(image) > _SAMPLE_BYTES:
-                continue
-            kind = "png" if image.startswith(b"\x89PNG") else "jpeg"
-            source = f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
-            name, title = html.escape(label.decode()), html.escape(key.decode(), quote=True)
-            yield f'<figure><img src="{source}" alt="{name}" title="{title}"><figcaption>{name}</figcaption></figure>'
-            shown += 1
-            if shown == _SAMPLES:
-                return
+            yield make_sample(decode_example(record))
+
+
+def _figure(sample: Sample) -> str:
+    kind = "png" if sample.image.startswith(b"\x89PNG") else "jpeg"
+    source = f"data:image/{kind};base64,{base64.b64encode(sample.image).decode()}"
+    name, title = html.escape(sample.caption), html.escape(sample.key, quote=True)
+    picture = f'<img src="{source}" alt="{name}" title="{title}">{_overlay(sample)}'
+    return f"<figure>{picture}<figcaption>{name}</figcaption></figure>"
+
+
+def _overlay(sample: Sample) -> str:
+    """The boxes, in a drawing that is fitted into the figure as the picture is."""
+    height, width = sample.size
+    rects = [
+        f'<rect x="{left * width:.2f}" y="{top * height:.2f}" '
+        f'width="{(right - left) * width:.2f}" height="{(bottom - top) * height:.2f}"/>'
+        for top, left, bottom, right in sample.boxes
+    ]
+    return f'<svg viewBox="0 0 {width} {height}">{"".join(rects)}</svg>' if rects else ""
+
+
+def _feature_row(sample: Sample, manifest: Manifest) -> tuple[str, ...]:
+    shown = ", ".join(map(show_plainly, sample.features[:_ROW_VALUES]))
+    more = f", ... ({len(sample.features):,} values)" if len(sample.features) > _ROW_VALUES else ""
+    label = [] if manifest.label_kind == "none" else [html.escape(sample.caption)]
+    return (html.escape(sample.key), *label, shown + more)
 
 
 def _rejects(manifest: Manifest, root: Path) -> str:
     if not manifest.counts.rejected:
         return "<p>None.</p>"
-    reasons = _table(("reason", "images"), [(reason, count) for reason, count in manifest.counts.rejected.items()])
+    reasons = _table(("reason", "inputs"), [(reason, count) for reason, count in manifest.counts.rejected.items()])
     rows = []
     for row in read_rejects(root, limit=_REJECTS):
         cells = "".join(f'<td class="path">{html.escape(row[name])}</td>' for name in ("key", "reason", "message"))

@@ -21,7 +21,7 @@ SIDES = (
     FeatureEntry(name="width", type="int64", description="columns of the stored picture"),
 )
 BOXES = FeatureEntry(
-    name="boxes", type="float", length=None, description="ymin, xmin, ymax, xmax of each box, as fractions"
+    name="boxes", type="float", length=None, per="box", description="ymin, xmin, ymax, xmax of each box, as fractions"
 )
 _RECORD_TYPES: dict[str, Any] = {"int": "int64", "float": "float", "text": "bytes"}
 _TFMD_TYPES = {"bytes": schema_pb2.BYTES, "int64": schema_pb2.INT, "float": schema_pb2.FLOAT}
@@ -53,8 +53,13 @@ def _label_entries(config: BuildConfig) -> list[FeatureEntry]:
 
 def _column_entry(name: str, column: ColumnConfig) -> FeatureEntry:
     what = "a value per box" if column.per == "box" else "extra column"
-    kind, length = _RECORD_TYPES[column.type], 1 if column.is_scalar else None
-    return FeatureEntry(name=name, type=kind, description=f"{what} of type {column.type}", length=length)
+    return FeatureEntry(
+        name=name,
+        type=_RECORD_TYPES[column.type],
+        description=f"{what} of type {column.type}",
+        length=1 if column.is_scalar else None,
+        per="box" if column.per == "box" else "record",
+    )
 
 
 def schema_text(features: Sequence[FeatureEntry], labels: Sequence[str]) -> str:
@@ -142,6 +147,11 @@ def _tfds_features(features: Sequence[FeatureEntry], labels: Sequence[str], imag
         "label": {
             "pythonClassName": f"{core}class_label_feature.ClassLabel",
             "classLabel": {"numClasses": str(len(labels))},
+        },
+        # A sequence of these is stored as TFDS itself stores it: one flat list of floats.
+        "boxes": {
+            "pythonClassName": f"{core}bounding_boxes.BBoxFeature",
+            "boundingBox": {"shape": {"dimensions": ["4"]}, "dtype": "float32", "bboxFormat": "REL_YXYX"},
         },
     }
     return {

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +12,10 @@ from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
 from shards.example import Values, decode_example
 from shards.manifest import Manifest, SplitEntry, read_manifest
 from shards.records import DamagedRecord, read_records
+from shards.samples import make_sample, show_plainly
 
 BYTES_PER_PROCESS = 1_000_000_000  # a few seconds of checking, against half a second to start another process
+_SHOWN_VALUES = 12
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -97,7 +99,7 @@ def inspect(directory: Path, *, split: str | None, records: int, show: int, shee
     for example in islice(read_examples(directory, chosen), records):
         print("  " + "  ".join(f"{name}={_show(values)}" for name, values in example.items()))
     if show:
-        _write_sheet(directory, chosen, show, sheet)
+        _write_sheet(directory, chosen, manifest, show, sheet)
     return DONE
 
 
@@ -112,10 +114,12 @@ def read_examples(directory: Path, split: SplitEntry) -> Iterator[dict[str, Valu
             raise ShardsmithError(f"{shard.path}: {error}; `python -m shards verify` lists all damage") from error
 
 
-def _write_sheet(directory: Path, split: SplitEntry, count: int, path: Path) -> None:
+def _write_sheet(directory: Path, split: SplitEntry, manifest: Manifest, count: int, path: Path) -> None:
     from shards.sheet import write_sheet
 
-    pictures = [_picture(example) for example in islice(read_examples(directory, split), count)]
+    if all(feature.name != "image" for feature in manifest.features):
+        raise UsageError(f"{directory} holds rows of features and no pictures; leave out --show")
+    pictures = [make_sample(example) for example in islice(read_examples(directory, split), count)]
     if not pictures:
         raise ShardsmithError(f"split {split.name!r} has no pictures to show; choose another with --split")
     try:
@@ -125,36 +129,37 @@ def _write_sheet(directory: Path, split: SplitEntry, count: int, path: Path) -> 
     print(f"wrote {len(pictures)} pictures of {split.name} to {path}")
 
 
-def _picture(example: Mapping[str, Values]) -> tuple[bytes, str]:
-    match example:
-        case {"image": [bytes(image)], "label_name": [bytes(name)]}:
-            return image, name.decode("utf-8", "replace")
-    raise ShardsmithError(f"a record with features {', '.join(example)} has no image and label_name to show")
-
-
 def _print_manifest(manifest: Manifest) -> None:
     written, rejected = manifest.counts.written, sum(manifest.counts.rejected.values())
-    print(f"{manifest.name}: {written:,} examples of {len(manifest.labels):,} classes, {rejected:,} inputs rejected")
+    print(f"{manifest.name}: {written:,} examples {manifest.label_summary}, {rejected:,} inputs rejected")
     for split in manifest.splits:
         size = f"{split.records:>10,} records {len(split.shards):>6,} shards {split.bytes / 1e6:>12,.1f} MB"
         print(f"  {split.name:<12} {size}")
-    print("classes:")
-    for label in manifest.labels[:20]:
-        print(f"  {label:<24} " + "  ".join(f"{s.name} {s.labels.get(label, 0):,}" for s in manifest.splits))
-    if len(manifest.labels) > 20:
-        print(f"  and {len(manifest.labels) - 20:,} more")
+    if manifest.labels:
+        _print_labels(manifest)
+    if any(feature.name == "boxes" for feature in manifest.features):
+        print(f"boxes: {manifest.counts.boxes_kept:,}, and {manifest.counts.boxes_dropped:,} dropped")
     print("features:")
     for feature in manifest.features:
         print(f"  {feature.name:<12} {feature.type:<6} {feature.description}")
 
 
+def _print_labels(manifest: Manifest) -> None:
+    print("classes:")
+    for label in manifest.labels[:20]:
+        print(f"  {label:<24} " + "  ".join(f"{s.name} {s.labels.get(label, 0):,}" for s in manifest.splits))
+    if len(manifest.labels) > 20:
+        print(f"  and {len(manifest.labels) - 20:,} more")
+
+
 def _show(values: Values) -> str:
-    return ",".join(_show_value(value) for value in values)
+    more = f",... ({len(values):,} values)" if len(values) > _SHOWN_VALUES else ""
+    return ",".join(_show_value(value) for value in values[:_SHOWN_VALUES]) + more
 
 
 def _show_value(value: bytes | int | float) -> str:
     if not isinstance(value, bytes):
-        return str(value)
+        return show_plainly(value)
     text = value[:100].decode("utf-8", "backslashreplace")
     return repr(text) if len(value) <= 100 and text.isprintable() else f"<{len(value):,} bytes>"
 

@@ -63,12 +63,16 @@ class SplitEntry(_Value):
 
 
 class FeatureEntry(_Value):
-    """One feature of every record: `length` values, or any number if that is null."""
+    """One feature of every record: `length` values, or any number if that is null.
+
+    Those `per` box have a value for each box of the record; `boxes` itself has four.
+    """
 
     name: str
     type: Literal["bytes", "int64", "float"]
     description: str
     length: PositiveInt | None = 1
+    per: Literal["record", "box"] = "record"
 
 
 class SourceEntry(_Value):
@@ -127,6 +131,19 @@ class Manifest(_Value):
     counts: Counts
     splits: tuple[SplitEntry, ...]
     files: tuple[FileEntry, ...]
+
+    @property
+    def label_summary(self) -> str:
+        """What the examples are labelled with, in words that stand behind them."""
+        match self.label_kind:
+            case "single":
+                return f"of {len(self.labels):,} classes"
+            case "multi":
+                return f"with any of {len(self.labels):,} labels"
+            case "regression":
+                return "with a target"
+            case "none":
+                return "without labels"
 
     def split(self, name: str) -> SplitEntry:
         """The split called `name`, or an error that lists those there are."""

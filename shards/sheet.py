@@ -1,4 +1,4 @@
-"""A contact sheet: the first pictures of a dataset on one PNG, each with its label."""
+"""A contact sheet: the first pictures of a dataset on one PNG, each with its label and its boxes."""
 
 import io
 from collections.abc import Sequence
@@ -6,20 +6,24 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from shards.samples import Box, Sample
+
 _CELL, _CAPTION, _COLUMNS = 128, 16, 8
+_BOX_COLOUR = (255, 0, 128)
 
 
-def write_sheet(pictures: Sequence[tuple[bytes, str]], path: Path) -> None:
-    """Draws one or more (encoded picture, caption) pairs in a grid; a picture that cannot be decoded is red."""
-    columns = min(_COLUMNS, len(pictures))
-    rows = -(-len(pictures) // columns)
+def write_sheet(samples: Sequence[Sample], path: Path) -> None:
+    """Draws one or more pictures in a grid; one that cannot be decoded is red."""
+    columns = min(_COLUMNS, len(samples))
+    rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (columns * _CELL, rows * (_CELL + _CAPTION)), "white")
     draw = ImageDraw.Draw(sheet)
-    for number, (data, caption) in enumerate(pictures):
+    for number, sample in enumerate(samples):
         left, top = number % columns * _CELL, number // columns * (_CELL + _CAPTION)
-        picture = _thumbnail(data)
+        picture = _thumbnail(sample.image)
+        _draw_boxes(picture, sample.boxes)
         sheet.paste(picture, (left + (_CELL - picture.width) // 2, top + (_CELL - picture.height) // 2))
-        draw.text((left + 4, top + _CELL + 2), caption[:20], fill="black")
+        draw.text((left + 4, top + _CELL + 2), sample.caption[:20], fill="black")
     sheet.save(path, "PNG")
 
 
@@ -30,3 +34,11 @@ def _thumbnail(data: bytes) -> Image.Image:
         return Image.new("RGB", (_CELL - 8, _CELL - 8), "red")
     scale = min((_CELL - 8) / picture.width, (_CELL - 8) / picture.height)
     return picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
+
+
+def _draw_boxes(picture: Image.Image, boxes: Sequence[Box]) -> None:
+    draw = ImageDraw.Draw(picture)
+    for top, left, bottom, right in boxes:
+        first = (round(left * (picture.width - 1)), round(top * (picture.height - 1)))
+        last = (round(right * (picture.width - 1)), round(bottom * (picture.height - 1)))
+        draw.rectangle((first, last), outline=_BOX_COLOUR)

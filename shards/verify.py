@@ -3,7 +3,7 @@
 import hashlib
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ Tick = Callable[[ShardEntry], None]
 Extents = list[tuple[int, int]]  # (offset, size) of each record of a shard
 
 _PYTHON_TYPES = {"bytes": bytes, "int64": int, "float": float}
-_LABEL_FEATURES = {"label": "int64", "label_name": "bytes"}
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,26 @@ class _Rules:
         example = decode_example(record)
         for feature in self.features:
             _check_values(feature, example.get(feature.name))
-        if "label" not in example:
-            return []
-        numbers, names = example["label"], example["label_name"]
+        self._check_boxes(example)
+        numbers, names = example.get("label", []), example.get("label_name", [])
         if len(numbers) != len(names):
             raise ValueError(f"{len(numbers)} labels have {len(names)} names")
         return [self._named(number, name) for number, name in zip(numbers, names, strict=True)]
+
+    def _check_boxes(self, example: Mapping[str, Values]) -> None:
+        """Boxes are four fractions each, and every feature per box has a value for each."""
+        if not any(feature.per == "box" for feature in self.features):
+            return
+        count, rest = divmod(len(example["boxes"]), 4)
+        if rest:
+            raise ValueError(f"feature 'boxes' has {4 * count + rest} values, which are no boxes of four")
+        for number in range(count):
+            top, left, bottom, right = (float(side) for side in example["boxes"][4 * number : 4 * number + 4])
+            if not (0 <= top < bottom <= 1 and 0 <= left < right <= 1):
+                raise ValueError(f"box {number} is {top:g}, {left:g}, {bottom:g}, {right:g}: not inside the picture")
+        for feature in self.features:
+            if feature.per == "box" and feature.name != "boxes" and len(example[feature.name]) != count:
+                raise ValueError(f"feature {feature.name!r} has {len(example[feature.name])} values for {count} boxes")
 
     def _named(self, number: object, name: object) -> str:
         assert isinstance(number, int), "checked with the features"

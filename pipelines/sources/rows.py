@@ -248,7 +248,9 @@ def look_up(values: Mapping[str, Any], name: str) -> Any:
 
 def label_problem(label: str) -> str:
     """Labels are lines of label.labels.txt and of the vocabulary, so they must be visible and on one line."""
-    return "" if label.strip() and label.isprintable() else f"label {shown(label)} is blank or has unprintable characters"
+    return (
+        "" if label.strip() and label.isprintable() else f"label {shown(label)} is blank or has unprintable characters"
+    )
 
 
 def make_key(path: str) -> str:
