@@ -1,4 +1,4 @@
-"""Boxes follow their pictures: bright rectangles are drawn, processed as a build does it, and looked for in the result."""
+"""Boxes follow their pictures: rectangles are drawn, processed as a build does it, and looked for in the result."""
 
 import io
 from typing import Any
@@ -158,6 +158,13 @@ def test_min_visible_drops_boxes_of_which_too_little_remains(min_visible, kept):
     boxes = ((0.0, 0.0, 40.0, 30.0), (20.0, 0.0, 40.0, 30.0), (40.0, 10.0, 50.0, 20.0))  # 1/4, 1/2, all inside 30..60
     _, example = process(save(draw((90, 30)), "png", 1), boxes, config_of("center_crop:30", min_visible=min_visible))
     assert len(stored_boxes(example)) == kept
+
+
+def test_what_only_rounding_left_of_a_box_is_dropped():
+    config = BoxesConfig(unit="fraction")
+    slivers = [(1 - 1e-12, 0.0, 2.0, 1.0), (0.0, -1.0, 1.0, 1e-12), (0.0, 0.0, 1e-5, 1.0)]
+    placed = place_boxes(slivers, config, stored=(9, 9), orientation=1, geometry=Geometry((9, 9), (9, 9)))
+    assert placed.kept == (2,)
 
 
 PIXELS, FRACTIONS = (10.0, 6.0, 30.0, 24.0), (0.25, 0.2, 0.75, 0.8)

@@ -108,7 +108,10 @@ def cast(value: Any, column: ColumnConfig) -> Scalar:
 
 
 def _to_float(value: Any) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError as error:  # of an int
+        raise ValueError("not a finite 32-bit float") from error
     if not abs(number) <= _LARGEST_FLOAT:  # nor is NaN
         raise ValueError("not a finite 32-bit float")
     return number
