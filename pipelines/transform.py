@@ -26,6 +26,7 @@ from pipelines.facts import FEATURES, LABEL_NAME, PIXEL, PIXEL_SQUARE, TARGET, f
 from pipelines.values import Content
 
 LABEL_FREQUENCY = "label_frequency"
+_NO_LABELS = "49d0cd50-04bb-48c0-bc6f-5b575dce351a"  # what tf.Transform writes as a vocabulary of nothing
 Tensors = Mapping[str, Any]
 
 
@@ -126,4 +127,5 @@ def read_label_frequencies(transform_fn: Path) -> dict[str, int]:
     if not (transform_fn / "assets" / LABEL_FREQUENCY).exists():
         return {}  # labels of kind none or regression have no vocabulary
     lines = (transform_fn / "assets" / LABEL_FREQUENCY).read_text(encoding="utf-8").splitlines()
-    return {label: int(count) for count, label in (line.split(" ", 1) for line in lines)}
+    counted = {label: int(count) for count, label in (line.split(" ", 1) for line in lines)}
+    return {} if list(counted) == [_NO_LABELS] else counted
