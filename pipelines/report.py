@@ -23,7 +23,7 @@ td.path { overflow-wrap: anywhere; }
 td:has(.bar) { width: 35%; } .bar { background: #528bff; height: .7rem; border-radius: .2rem; min-width: 1px; }
 .samples { display: flex; flex-wrap: wrap; gap: .6rem; } figure { margin: 0; width: 6.5rem; position: relative; }
 figure img { width: 100%; height: 6.5rem; object-fit: contain; background: #f2f4f7; image-rendering: auto; }
-figure svg { position: absolute; left: 0; top: 0; width: 100%; height: 6.5rem; }
+figure svg { position: absolute; left: 0; top: 0; width: 100%; height: 6.5rem; pointer-events: none; }
 rect { fill: none; stroke: #ff0080; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 figcaption { font-size: 12px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 """

@@ -122,6 +122,8 @@ def _write_sheet(directory: Path, split: SplitEntry, manifest: Manifest, count: 
     pictures = [make_sample(example) for example in islice(read_examples(directory, split), count)]
     if not pictures:
         raise ShardsmithError(f"split {split.name!r} has no pictures to show; choose another with --split")
+    if any(not picture.image for picture in pictures):
+        raise ShardsmithError("a record has no image to show; `python -m shards verify` lists all damage")
     try:
         write_sheet(pictures, path)
     except OSError as error:

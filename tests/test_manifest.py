@@ -39,6 +39,7 @@ SMALL = Manifest(
     features=(
         FeatureEntry(name="image", type="bytes", description="encoded picture"),
         FeatureEntry(name="label", type="int64", description="class id"),
+        FeatureEntry(name="boxes", type="float", description="corners", length=None, per="box"),
     ),
     counts=Counts(
         listed=6,
@@ -90,7 +91,7 @@ def test_text_is_the_on_disk_contract() -> None:
 
 def test_the_golden_file_is_read() -> None:
     assert parse_manifest(GOLDEN.read_text(encoding="utf-8"), place="golden") == SMALL
-    assert FORMAT_VERSION == 1
+    assert FORMAT_VERSION == 2
 
 
 def test_round_trip_of_a_dataset(tmp_path: Path) -> None:
@@ -163,15 +164,40 @@ def test_a_manifest_without_checksum_is_refused() -> None:
 def test_a_newer_format_is_refused_before_anything_else() -> None:
     text = json.dumps({"format_version": 3, "chapters": []})
     with pytest.raises(
-        ShardsmithError, match=r"^m\.json has format version 2, this shardsmith reads up to 1; upgrade shardsmith$"
+        ShardsmithError, match=r"^m\.json has format version 3, this shardsmith reads up to 2; upgrade shardsmith$"
     ):
         parse_manifest(text, place="m.json")
+
+
+@pytest.mark.parametrize("version", [-1, 0, 1])
+def test_an_older_format_is_refused_before_anything_else(version: int) -> None:
+    text = json.dumps({"format_version": version, "chapters": []})
+    with pytest.raises(
+        ShardsmithError, match=rf"^m\.json has format version {version}, this shardsmith reads 2; rebuild the dataset$"
+    ):
+        parse_manifest(text, place="m.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "summary"),
+    [
+        ("single", "of 2 classes"),
+        ("multi", "with any of 2 labels"),
+        ("none", "without labels"),
+        ("regression", "with a target"),
+    ],
+)
+def test_the_kind_of_label_in_words(kind: str, summary: str) -> None:
+    assert SMALL.model_copy(update={"label_kind": kind}).label_summary == summary
 
 
 WRONG = {
     "unknown key": (changed(colour="red"), "colour: Extra inputs are not permitted"),
     "text for a number": (changed(format_version="1"), "format_version: Input should be a valid integer"),
-    "version 0": (changed(format_version=0), "format_version: Input should be greater than 0"),
+    "unknown kind": (
+        changed(label_kind="double"),
+        "label_kind: Input should be 'single', 'multi', 'none' or 'regression'",
+    ),
     "missing key": (
         seal({key: value for key, value in SMALL.model_dump(mode="json").items() if key != "labels"}),
         "labels: Field required",

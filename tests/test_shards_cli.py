@@ -11,8 +11,9 @@ from shards_data import change_manifest, features, flip_bit, png, write_dataset,
 
 from shards import __main__ as command_line
 from shards.errors import ShardsmithError, UsageError, run
-from shards.example import Value, encode_example
-from shards.manifest import read_manifest
+from shards.example import Value, decode_example, encode_example
+from shards.manifest import FeatureEntry, read_manifest
+from shards.samples import Sample, make_sample
 from shards.sheet import write_sheet
 
 ROOT = Path(__file__).parent.parent
@@ -186,20 +187,78 @@ def test_a_contact_sheet_shows_at_most_what_there_is(
 
 @pytest.mark.parametrize(("pictures", "size"), [(1, (128, 144)), (8, (1024, 144)), (9, (1024, 288)), (17, (1024, 432))])
 def test_a_contact_sheet_has_rows_of_eight(tmp_path: Path, pictures: int, size: tuple[int, int]) -> None:
-    write_sheet([(png((1, 2, 3)), "玫瑰 with a very long name")] * pictures, tmp_path / "sheet")
+    write_sheet([Sample("玫瑰 with a very long name", image=png((1, 2, 3)))] * pictures, tmp_path / "sheet")
     with Image.open(tmp_path / "sheet") as picture:
         assert picture.size == size
 
 
 def test_a_contact_sheet_keeps_ratios_and_marks_what_it_cannot_read(tmp_path: Path) -> None:
-    write_sheet(
-        [(png((0, 0, 255), (200, 100)), "wide"), (b"not a picture", "broken"), (b"", "")], tmp_path / "sheet.png"
-    )
+    samples = [Sample("wide", image=png((0, 0, 255), (200, 100))), Sample("broken", image=b"no picture"), Sample("")]
+    write_sheet(samples, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as picture:
         assert picture.getpixel((64, 64)) == (0, 0, 255)
         assert picture.getpixel((64, 20)) == (255, 255, 255)  # above the wide picture
         assert picture.getpixel((128 + 64, 64)) == (255, 0, 0)
         assert picture.getpixel((256 + 64, 64)) == (255, 0, 0)
+
+
+def test_a_contact_sheet_shows_boxes(tmp_path: Path) -> None:
+    boxes = ((0.0, 0.0, 1.0, 1.0), (0.25, 0.5, 0.75, 1.0))
+    write_sheet([Sample("", image=png((0, 0, 0), (120, 60)), boxes=boxes)], tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as picture:  # the picture is at 4..124, 34..94
+        pink = [point for point in ((4, 34), (123, 93), (64, 49), (63, 60), (90, 78)) if sum(picture.getpixel(point))]
+        assert pink == [(4, 34), (123, 93), (64, 49), (90, 78)]
+
+
+LABELLED: dict[str, tuple[dict[str, Value], str]] = {
+    "single": ({"label_name": [b"daisy"]}, "daisy"),
+    "multi": ({"label_name": [b"daisy", "löwe".encode()]}, "daisy, löwe"),
+    "multi without any": ({"label_name": []}, ""),
+    "regression": ({"target": [0.1, -2.0]}, "0.1, -2.0"),
+    "none": ({}, "photos/a.png"),
+}
+
+
+@pytest.mark.parametrize(("values", "caption"), LABELLED.values(), ids=LABELLED)
+def test_the_caption_is_the_label_or_else_the_key(values: dict[str, Value], caption: str) -> None:
+    example = decode_example(encode_example({"key": b"photos/a.png", "image": b"x", **values}))
+    assert make_sample(example).caption == caption
+
+
+def make_rows(dataset: Path) -> None:
+    """Makes it a dataset of 20 features per record, with targets."""
+    records = [encode_example({"features": [n + 0.1] * 20, "target": [n / 2], "key": b"%d" % n}) for n in range(3)]
+    write_records(dataset / FIRST, records)
+    entries = (
+        FeatureEntry(name="features", type="float", description="the row", length=20),
+        FeatureEntry(name="target", type="float", description="the target"),
+        FeatureEntry(name="key", type="bytes", description="the key"),
+    )
+    change_manifest(dataset, features=entries, label_kind="regression", labels=())
+
+
+def test_rows_of_features_are_shown_in_part(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_rows(dataset)
+    assert call("inspect", dataset, "--records", 1) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "flowers: 7 examples with a target, 2 inputs rejected"
+    assert "classes:" not in lines
+    assert lines[-1] == f"  features={','.join(['0.1'] * 12)},... (20 values)  key='0'  target=0.0"
+
+
+def test_a_contact_sheet_of_rows_is_refused(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_rows(dataset)
+    assert call("inspect", dataset, "--show", 3) == 2
+    assert capsys.readouterr().err == f"error: {dataset} holds rows of features and no pictures; leave out --show\n"
+
+
+def test_inspect_counts_boxes(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = read_manifest(dataset)
+    boxes = FeatureEntry(name="boxes", type="float", description="the boxes", length=None, per="box")
+    counts = manifest.counts.model_copy(update={"boxes_kept": 1200, "boxes_dropped": 3})
+    change_manifest(dataset, features=(*manifest.features, boxes), counts=counts)
+    assert call("inspect", dataset, "--records", 0) == 0
+    assert "boxes: 1,200, and 3 dropped\n" in capsys.readouterr().out
 
 
 def test_a_contact_sheet_needs_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +274,7 @@ def test_a_contact_sheet_needs_records_with_pictures(dataset: Path, capsys: pyte
     write_records(dataset / FIRST, [encode_example(example)])
     assert call("inspect", dataset, "--show", 1) == 1
     assert capsys.readouterr().err == (
-        "error: a record with features height, key, label, label_name, width has no image and label_name to show\n"
+        "error: a record has no image to show; `python -m shards verify` lists all damage\n"
     )
 
 

@@ -1,5 +1,6 @@
 """Verification: a good dataset is good, and every kind of damage is found and named."""
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from shards_data import (
 
 from shards.errors import ShardsmithError
 from shards.example import encode_example
-from shards.manifest import Counts, FileEntry, ShardEntry, read_manifest
+from shards.manifest import Counts, FeatureEntry, FileEntry, ShardEntry, read_manifest
 from shards.records import read_index, read_records
 from shards.verify import Problem, verify
 
@@ -254,6 +255,63 @@ def test_a_feature_that_is_absent_is_found(dataset: Path) -> None:
     del example["weight"]
     rewrite_train(dataset, [example])
     assert messages(dataset) == [f"{FIRST}: record 0 at byte 0: feature 'weight' is not one float value"]
+
+
+BOXES = (
+    FeatureEntry(name="boxes", type="float", description="the boxes", length=None, per="box"),
+    FeatureEntry(name="kind", type="bytes", description="of each box", length=None, per="box"),
+)
+ONE_BOX = [0.0, 0.25, 0.5, 1.0]
+BOXED: dict[str, tuple[list[float], list[bytes], str]] = {
+    "no box": ([], [], ""),
+    "one box": (ONE_BOX, [b"a"], ""),
+    "two boxes": (ONE_BOX * 2, [b"a", b"b"], ""),
+    "half a box": (ONE_BOX[:2], [b"a"], "feature 'boxes' has 2 values, which are no boxes of four"),
+    "outside": ([0.0, 0.0, 1.5, 1.0], [b"a"], "box 0 is 0, 0, 1.5, 1: not inside the picture"),
+    "upside down": ([*ONE_BOX, 0.5, 0.0, 0.25, 1.0], [b"a", b"b"], "box 1 is 0.5, 0, 0.25, 1: not inside the picture"),
+    "no number": ([math.nan, 0.0, 1.0, 1.0], [b"a"], "box 0 is nan, 0, 1, 1: not inside the picture"),
+    "out of step": (ONE_BOX, [b"a", b"b"], "feature 'kind' has 2 values for 1 boxes"),
+}
+
+
+@pytest.mark.parametrize(("boxes", "kinds", "message"), BOXED.values(), ids=BOXED)
+def test_boxes_must_be_boxes_and_their_columns_in_step(
+    dataset: Path, boxes: list[float], kinds: list[bytes], message: str
+) -> None:
+    change_manifest(dataset, features=(*read_manifest(dataset).features, *BOXES))
+    rewrite_train(dataset, [features(0, boxes=boxes, kind=kinds)])
+    found = [problem for problem in messages(dataset) if problem.startswith(FIRST)]
+    assert found == ([f"{FIRST}: record 0 at byte 0: {message}"] if message else [])
+
+
+SEVERAL: dict[str, tuple[list[int], list[bytes], str]] = {
+    "none": ([], [], ""),
+    "two": ([0, 1], [b"daisy", "löwenzahn".encode()], ""),
+    "another name": ([0, 1], [b"daisy", b"daisy"], "label 1 is not 'daisy'"),
+    "one name less": ([0, 1], [b"daisy"], "2 labels have 1 names"),
+}
+
+
+@pytest.mark.parametrize(("numbers", "names", "message"), SEVERAL.values(), ids=SEVERAL)
+def test_several_labels_are_checked_one_by_one(
+    dataset: Path, numbers: list[int], names: list[bytes], message: str
+) -> None:
+    entries = [
+        entry.model_copy(update={"length": None}) if entry.name.startswith("label") else entry
+        for entry in read_manifest(dataset).features
+    ]
+    change_manifest(dataset, features=tuple(entries), label_kind="multi")
+    write_records(dataset / FIRST, [encode_example(features(0, label=numbers, label_name=names))])
+    found = [problem for problem in messages(dataset) if "record 0" in problem and problem.startswith(FIRST)]
+    assert found == ([f"{FIRST}: record 0 at byte 0: {message}"] if message else [])
+
+
+def test_a_target_of_another_length_is_found(dataset: Path) -> None:
+    target = FeatureEntry(name="target", type="float", description="the target", length=2)
+    change_manifest(dataset, features=(*read_manifest(dataset).features, target))
+    rewrite_train(dataset, [features(0, target=[1.0, 2.0]), features(1, target=[1.0])])
+    (problem,) = (problem for problem in verify(dataset) if problem.path == FIRST)
+    assert problem.message.endswith(": feature 'target' is not 2 float values")
 
 
 def test_labels_are_checked_even_if_the_manifest_lists_no_features(dataset: Path) -> None:
