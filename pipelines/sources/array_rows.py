@@ -13,7 +13,8 @@ from pipelines.config import BuildConfig, LabelsConfig, SourceConfig
 from pipelines.forms import form_problem, pixel_count
 from pipelines.reasons import Reason
 from pipelines.sources.base import Partition, Row
-from pipelines.sources.rows import relative_key, shown
+from pipelines.sources.cells import shown
+from pipelines.sources.rows import relative_key
 from pipelines.sources.stored_arrays import StoredArray, block_rows, read_blocks
 from pipelines.spool import Spool
 from pipelines.storage import FileStat, find_files, glob_root, is_glob

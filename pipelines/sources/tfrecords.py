@@ -16,10 +16,11 @@ from pipelines.forms import array_form
 from pipelines.process import check_size
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.sources.base import Kind, Partition, Row
+from pipelines.sources.cells import shown
 from pipelines.sources.files import NOT_SPOOLED, check_roles, file_name, key_prefix, keys_root, source_files
 from pipelines.sources.listings import needed
 from pipelines.sources.record_files import Record, is_gzip, read_file
-from pipelines.sources.rows import USUAL_FIELDS, RowReader, shown
+from pipelines.sources.rows import USUAL_FIELDS, RowReader
 from pipelines.spool import Spool
 from pipelines.values import Fault, Location
 from shards.errors import UsageError
