@@ -101,6 +101,8 @@ def test_labels_that_cannot_be_used(value, problem):
         (" a | b |", ("a", "b")),
         ("a", ("a",)),
         ('["a", "b"]', ("a", "b")),
+        ('["a|b"]', ("a|b",)),
+        (["a|b"], ("a|b",)),
         ("[1, 2]", ("1", "2")),
         ("[]", ()),
         ("[a]|b", ("[a]", "b")),  # starts with a bracket, but is no JSON

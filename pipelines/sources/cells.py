@@ -61,14 +61,12 @@ def parse_list(text: str) -> Any:
 
 
 def split_text(value: Any, separator: str) -> list[Any]:
-    """Several values as `as_list`, or those between the separators of a text."""
+    """Several values as `as_list`, or those between the separators of a text that is no JSON list."""
     try:
         parts = as_list(value)
     except ValueError:
         parts = [value]  # it starts with a bracket, but is no JSON
-    if len(parts) == 1 and isinstance(parts[0], str):
-        return [part.strip() for part in parts[0].split(separator)]
-    return parts
+    return [part.strip() for part in value.split(separator)] if parts == [value] and isinstance(value, str) else parts
 
 
 def text_of(value: Any) -> str:
