@@ -1,46 +1,51 @@
 """Decoder processes: where pictures are decoded, so that none of them can kill, hang or bloat a worker.
 
-A worker keeps a few children and hands them tasks in small groups. A child that dies or does not answer in time is
-replaced; what it had not answered is tried again, each task alone and up to twice, and a task that twice takes its
-child along is refused. Children outlive the shard and the build: starting one takes longer than most pictures do.
+A worker keeps a few children (`pipelines.decoder_process`) and hands them tasks in small groups. When a child dies, the
+task that it was at is tried once more, alone and in a new child, and refused if it takes that one along too; the other
+tasks of the group do not notice. Children outlive the shard and the build, for starting one takes half a second.
 """
 
+import atexit
 import os
 import pickle
-import resource
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from queue import Empty, SimpleQueue
 
 from pipelines.config import BuildConfig
-from pipelines.process import Outcome, Refused, Task, process_input, read_input, refuse
+from pipelines.decoder_process import EXIT_OUT_OF_MEMORY, read_place, write_place
+from pipelines.process import Outcome, Refused, Task, read_input, refuse
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.storage import is_remote
 from pipelines.values import Fault
+from shards.errors import ShardsmithError
 
-ATTEMPTS = 2
-# A child answers when it has this much to say or this much time has passed, whatever comes first.
-_ANSWER_BYTES, _ANSWER_SECONDS = 250_000, 0.25
 _START_SECONDS = 120.0
+# A child ends itself when its time is over; one that cannot (it was stopped, say) is ended from here, this much later.
+_GRACE_SECONDS = 10.0
+# How long a child that hung up, or was hung up on, may take to be gone.
+_REAP_SECONDS = 1.0
+# One thread is enough for a decoder; the many of a large machine would count against its memory.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _idle: SimpleQueue["Decoder"] = SimpleQueue()
 
 
 class DecoderDied(Exception):
-    """A child is gone: `reason` says whether it died or was too slow."""
+    """A child is gone: `reason` says of what, `place` which of the tasks it was at."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, place: int) -> None:
         """The message ends up in the reject."""
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.place = reason, place
 
 
 class DecoderPool:
-    """`count` children, and a thread for each that talks with it."""
+    """`count` children, and the threads that talk with them."""
 
     def __init__(self, config: BuildConfig, count: int) -> None:
         """Children that an earlier pool of this process left are used again."""
@@ -48,21 +53,23 @@ class DecoderPool:
         self._decoders: SimpleQueue[Decoder] = SimpleQueue()
         for _ in range(count):
             self._decoders.put(_borrow())
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="decoder")
+        # Twice as many threads as children: while one waits for its child, another reads what is remote.
+        self._threads = ThreadPoolExecutor(2 * count, thread_name_prefix="decoder")
 
     def submit(self, tasks: Sequence[Task]) -> "Future[list[Outcome]]":
         """Processes tasks in one of the children."""
         return self._threads.submit(self._run, tasks)
 
     def _run(self, tasks: Sequence[Task]) -> list[Outcome]:
+        fetched = [fetch(task, self._config) for task in tasks]
         decoder = self._decoders.get()
         try:
-            return decoder.run([fetch(task, self._config) for task in tasks], self._config)
+            return decoder.run(fetched, self._config)
         finally:
             self._decoders.put(decoder)
 
     def close(self) -> None:
-        """Leaves the children to the next pool."""
+        """Waits for the tasks that run, drops those that do not, and leaves the children to the next pool."""
         self._threads.shutdown(cancel_futures=True)
         while not self._decoders.empty():
             _idle.put(self._decoders.get())
@@ -83,87 +90,108 @@ def fetch(task: Task, config: BuildConfig) -> Task:
     try:
         return replace(task, data=read_input(ref.location, config.image))
     except RejectedImage as reject:
-        return replace(task, ref=ref._replace(fault=_fault(reject)))
-
-
-def _fault(reject: RejectedImage) -> Fault:
-    return Fault(reject.reason, reject.message)
+        return replace(task, ref=ref._replace(fault=Fault(reject.reason, reject.message)))
 
 
 class Decoder:
-    """One child process and the line to it; starts it when needed."""
+    """One child process and the line to it; a child that dies is replaced."""
 
     def __init__(self) -> None:
-        """Starts the child, which loads while the worker goes on."""
-        self._told: BuildConfig | None = None
+        """Starts the child, which loads while the worker goes on, and ends with it at the latest."""
+        self._place = os.memfd_create("place")
         self._start()
+        atexit.register(self._kill)
 
     def _start(self) -> None:
         ours, theirs = Pipe()
-        self._line: Connection[object, object] = ours
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.decoders", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", "pipelines.decoder_process", str(theirs.fileno()), str(self._place)],
+            pass_fds=[theirs.fileno(), self._place],
+            env=os.environ | _ENVIRONMENT,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the worker; when it goes, the line breaks and the child goes too
         )
         theirs.close()
-        self._told, self._ready = None, False
+        self._line: Connection[object, object] = ours
+        self._told: BuildConfig | None = None
+        self._is_loaded = False
 
     def run(self, tasks: Sequence[Task], config: BuildConfig) -> list[Outcome]:
         """The outcomes of tasks, in their order, whatever the tasks do to the child."""
         outcomes: list[Outcome] = []
         try:
-            for some in self._ask(tasks, config):
-                outcomes += some
-        except DecoderDied:
-            outcomes += [self._run_alone(task, config) for task in tasks[len(outcomes) :]]
+            self._ask(tasks, outcomes, config)
+        except DecoderDied as death:
+            outcomes += self.run(tasks[len(outcomes) : death.place], config)  # done, but the answers were lost
+            outcomes.append(self._retry(tasks[death.place], config))
+            outcomes += self.run(tasks[death.place + 1 :], config)
         return outcomes
 
-    def _run_alone(self, task: Task, config: BuildConfig) -> Outcome:
-        for _ in range(ATTEMPTS):
-            try:
-                return next(self._ask([task], config))[0]
-            except DecoderDied as death:
-                last = death
-        return _refuse_dead(task, last, config)
+    def _retry(self, task: Task, config: BuildConfig) -> Outcome:
+        outcomes: list[Outcome] = []
+        try:
+            self._ask([task], outcomes, config)
+        except DecoderDied as death:
+            return _refuse_dead(task, death, config)
+        return outcomes[0]
 
-    def _ask(self, tasks: Sequence[Task], config: BuildConfig) -> Iterator[list[Outcome]]:
-        """Yields answers as they come; raises DecoderDied, with a new child in place, if they stop coming."""
+    def _ask(self, tasks: Sequence[Task], outcomes: list[Outcome], config: BuildConfig) -> None:
+        """Adds outcomes as they come; raises DecoderDied, with a new child in place, if they stop coming."""
+        self._wait_until_loaded()
+        wanted = len(outcomes) + len(tasks)
         try:
             self._send(tasks, config)
-            answered = 0
-            while answered < len(tasks):
-                if not self._line.poll(config.image.max_seconds + _ANSWER_SECONDS):
-                    problem = f"decoding took more than {config.image.max_seconds:g} s (image.max_seconds)"
-                    raise DecoderDied(Reason.TIMED_OUT, problem)
-                outcomes = pickle.loads(self._line.recv_bytes())
-                answered += len(outcomes)
-                yield outcomes
+            while len(outcomes) < wanted:
+                if not self._line.poll(config.image.max_seconds + _GRACE_SECONDS):
+                    raise TimeoutError
+                outcomes += pickle.loads(self._line.recv_bytes())
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            reason, message = _explain(error, self._kill(), config)
+            self._start()
+            raise DecoderDied(reason, message, read_place(self._place)) from error
+
+    def _wait_until_loaded(self) -> None:
+        # Loading is not decoding: it has a time limit of its own, and if it fails, that is no picture's fault.
+        try:
+            if not self._is_loaded and not self._line.poll(_START_SECONDS):
+                raise TimeoutError
+            if not self._is_loaded:
+                self._line.recv_bytes()
         except (EOFError, OSError) as error:
-            self._replace()
-            code = self._last_code
-            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            raise DecoderDied(Reason.DECODER_CRASHED, f"the decoder's process ended {how}") from error
-        except DecoderDied:
-            self._replace()
-            raise
+            code = self._kill()
+            problem = (
+                f"a decoder process did not start (exit code {code}); is shardsmith installed for {sys.executable}?"
+            )
+            raise ShardsmithError(problem) from error
+        self._is_loaded = True
 
     def _send(self, tasks: Sequence[Task], config: BuildConfig) -> None:
-        if not self._ready:  # loading is not decoding: it has a time limit of its own
-            if not self._line.poll(_START_SECONDS):
-                raise EOFError
-            self._line.recv_bytes()
-            self._ready = True
+        write_place(self._place, 0)
         if self._told is not config:
-            self._line.send_bytes(pickle.dumps(config))
+            self._line.send_bytes(pickle.dumps(config, pickle.HIGHEST_PROTOCOL))
             self._told = config
-        self._line.send_bytes(pickle.dumps(tasks))
+        self._line.send_bytes(pickle.dumps(tasks, pickle.HIGHEST_PROTOCOL))
 
-    def _replace(self) -> None:
+    def _kill(self) -> int:
+        """Ends the child if it has not ended, and returns how it did: its exit code, or minus the signal."""
         self._line.close()
-        self._process.kill()
-        self._last_code = self._process.wait()
-        self._start()
+        try:
+            return self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def _explain(error: Exception, code: int, config: BuildConfig) -> tuple[Reason, str]:
+    if code == -signal.SIGALRM or isinstance(error, TimeoutError):
+        return Reason.TIMED_OUT, f"decoding took more than {config.image.max_seconds:g} s (image.max_seconds)"
+    if code == EXIT_OUT_OF_MEMORY:
+        return Reason.OUT_OF_MEMORY, f"decoding took more than {config.image.max_memory_mb} MB (image.max_memory_mb)"
+    if code == -signal.SIGKILL:
+        return Reason.OUT_OF_MEMORY, "the decoder's process was killed, probably by the system for lack of memory"
+    how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
+    return Reason.DECODER_CRASHED, f"the decoder's process ended {how}"
 
 
 def _refuse_dead(task: Task, death: DecoderDied, config: BuildConfig) -> Refused:
@@ -172,49 +200,4 @@ def _refuse_dead(task: Task, death: DecoderDied, config: BuildConfig) -> Refused
         data = read_input(task.ref.location, config.image) if task.data is None else task.data
     except RejectedImage:
         data = b""
-    return refuse(death.reason, f"{death}, {ATTEMPTS} times", data, config)
-
-
-def serve(line: "Connection[object, object]") -> None:
-    """A child's life: tasks in, outcomes out, until the worker hangs up."""
-    line.send_bytes(b"ready")
-    config: BuildConfig | None = None
-    while True:
-        try:
-            message = pickle.loads(line.recv_bytes())
-        except (EOFError, OSError):
-            return
-        if isinstance(message, BuildConfig):
-            config = message
-            _limit_memory(config.image.max_memory_mb)
-            continue
-        assert config is not None, "the config comes first"
-        _answer(line, message, config)
-
-
-def _answer(line: "Connection[object, object]", tasks: Sequence[Task], config: BuildConfig) -> None:
-    outcomes: list[Outcome] = []
-    size, since = 0, time.monotonic()
-    for task in tasks:
-        outcomes.append(outcome := process_input(task, config))
-        size += len(outcome.record) if not isinstance(outcome, Refused) else len(outcome.data)
-        if size > _ANSWER_BYTES or time.monotonic() - since > _ANSWER_SECONDS:
-            line.send_bytes(pickle.dumps(outcomes, 5))
-            outcomes, size, since = [], 0, time.monotonic()
-    if outcomes:
-        line.send_bytes(pickle.dumps(outcomes, 5))
-
-
-def _limit_memory(megabytes: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (megabytes * 1_000_000, hard))
-
-
-def main() -> None:
-    """Serves on the file descriptor given on the command line."""
-    serve(Connection(int(sys.argv[1])))
-    os._exit(0)  # nothing to clean up, and native libraries take their time
-
-
-if __name__ == "__main__":
-    main()
+    return refuse(death.reason, f"{death}, twice", data, config)

@@ -1,37 +1,18 @@
-"""What the bytes of a picture file say before any pixel is decoded: format, size, orientation, completeness."""
+"""What the bytes of a picture file say before any pixel is decoded: size, frames, orientation, completeness."""
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from pipelines.formats import PNG_SIGNATURE
 from pipelines.reasons import Reason, RejectedImage
 
-Format = Literal["jpeg", "png", "bmp", "gif", "webp"]
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# The sizes of the known DIB headers: "BM" alone would make a picture of many a text file.
-BMP_HEADER_SIZES = (12, 16, 40, 52, 56, 64, 108, 124)
 APP1, SOS = 0xE1, 0xDA
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 MARKERS_WITHOUT_LENGTH = frozenset((0x00, 0x01, *range(0xD0, 0xDA)))
 ORIENTATION_TAG, SHORT, LONG = 0x0112, 3, 4
-
-
-def sniff(data: bytes) -> Format | None:
-    """Returns the format that the first bytes announce."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if data.startswith(PNG_SIGNATURE):
-        return "png"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return "webp"
-    if data.startswith(b"BM") and int.from_bytes(data[14:18], "little") in BMP_HEADER_SIZES:
-        return "bmp"
-    return None
 
 
 def exif_orientation(tiff: bytes) -> int:
@@ -108,7 +89,7 @@ class PngHeader:
     depth: int
     colour_type: int
     orientation: int
-    animated: bool
+    frames: int
     transparency: bytes | None  # the tRNS chunk
     essence: bytes
 
@@ -120,18 +101,28 @@ class PngHeader:
 
 def read_png_header(data: bytes) -> PngHeader:
     """Walks all chunks and returns the facts; a cut or damaged file is rejected, which decoders do not always do."""
-    chunks = list(png_chunks(data))
-    name, ihdr = chunks[0]
-    if name != b"IHDR" or len(ihdr) != 25:
+    if not b"\0\0\0\x0dIHDR".startswith(data[8:16]):
         raise RejectedImage(Reason.DECODE_FAILED, "PNG file does not start with an IHDR chunk")
-    width, height, depth, colour_type = struct.unpack_from(">IIBB", ihdr, 8)
-    bodies = {name: bytes(chunk[8:-4]) for name, chunk in chunks if name in (b"tRNS", b"eXIf", b"acTL")}
+    essence, bodies, frames, packed = io.BytesIO(), dict[bytes, bytes](), 0, 0
+    essence.write(PNG_SIGNATURE)
+    for name, chunk in png_chunks(data):  # one at a time: a file of nothing but empty chunks has millions
+        if _shapes_pixels(name):
+            essence.write(chunk)
+        if name in (b"IHDR", b"tRNS", b"eXIf", b"acTL"):
+            bodies.setdefault(name, bytes(chunk[8:-4]))
+        frames += name == b"fcTL"
+        packed += len(chunk) if name == b"IDAT" else 0
+    width, height, depth, colour_type = struct.unpack_from(">IIBB", bodies[b"IHDR"])
+    unpacked = height * (width * depth * _PNG_CHANNELS.get(colour_type, 1) // 8 + 8)  # at most, even if interlaced
+    if packed > unpacked:
+        _check_unpacked(data, unpacked)
+    announced = int.from_bytes(bodies.get(b"acTL", b"\0\0\0\1")[:4], "big")
     return PngHeader(
         height, width, depth, colour_type,
         orientation=exif_orientation(bodies.get(b"eXIf", b"")),
-        animated=b"acTL" in bodies,
+        frames=max(1, announced, frames),
         transparency=bodies.get(b"tRNS"),
-        essence=PNG_SIGNATURE + b"".join(chunk for name, chunk in chunks if _shapes_pixels(name)),
+        essence=essence.getvalue(),
     )  # fmt: skip
 
 
@@ -149,6 +140,22 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
         at = end
 
 
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+
+
+def _check_unpacked(data: bytes, limit: int) -> None:
+    """Rejects a bomb: a picture followed by data without end, all of which libpng would unpack to throw it away."""
+    inflater, left = zlib.decompressobj(), limit
+    for name, chunk in png_chunks(data):
+        if name == b"IDAT" and not inflater.eof:
+            try:
+                left -= len(inflater.decompress(chunk[8:-4], left + 1))
+            except zlib.error:  # the decoder will say what is wrong
+                return
+        if left < 0:
+            raise RejectedImage(Reason.DECODE_FAILED, "PNG holds far more data than its pixels need")
+
+
 def _shapes_pixels(name: bytes) -> bool:
     # The first letter of a critical chunk is a capital; a damaged comment is no reason to lose a picture.
     return name[:1].isupper() or name == b"tRNS"
@@ -162,6 +169,7 @@ class WebpHeader:
     width: int
     simple: bool
     orientation: int
+    frames: int
 
 
 def read_webp_header(data: bytes) -> WebpHeader:
@@ -173,7 +181,22 @@ def read_webp_header(data: bytes) -> WebpHeader:
         raise RejectedImage(Reason.TRUNCATED, f"WebP file ends inside its header, after {len(data)} bytes") from error
     if size + 8 > len(data):
         raise RejectedImage(Reason.TRUNCATED, f"WebP file has {len(data)} bytes, its header says {size + 8}")
-    return WebpHeader(height, width, simple=data[12:16] == b"VP8 ", orientation=_webp_orientation(data))
+    orientation, frames = 1, 0
+    for name, start, end in webp_chunks(data):
+        frames += name == b"ANMF"
+        if name == b"EXIF":
+            # The specification wants the bare block; Pillow and others write the JPEG prefix as well.
+            orientation = exif_orientation(data[start:end].removeprefix(b"Exif\0\0"))
+    return WebpHeader(height, width, data[12:16] == b"VP8 ", orientation, max(1, frames))
+
+
+def webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yields name, start and end of each chunk; stops where the file is not well formed."""
+    at = 12
+    while at + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, at)
+        start, at = at + 8, at + 8 + size + size % 2
+        yield name, start, start + size
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
@@ -190,7 +213,31 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     raise RejectedImage(Reason.DECODE_FAILED, f"WebP file starts with the unknown chunk {data[12:16]!r}")
 
 
-def _webp_orientation(data: bytes) -> int:
-    at = data.rfind(b"EXIF") if data[12:16] == b"VP8X" else -1
-    # The specification wants the bare block; Pillow and others write the JPEG prefix as well.
-    return exif_orientation(data[at + 8 : at + 0x10000].removeprefix(b"Exif\0\0")) if at >= 0 else 1
+GIF_EXTENSION, GIF_FRAME = 0x21, 0x2C
+
+
+def count_gif_frames(data: bytes, *, enough: int) -> int:
+    """Returns how many frames a GIF file holds, or `enough` if there are as many; walks blocks, decodes nothing."""
+    frames, at = 0, 13 + _colour_table_size(data, 10)
+    while frames < enough and at < len(data):
+        if data[at] == GIF_FRAME:
+            frames += 1
+            at = _skip_sub_blocks(data, at + 11 + _colour_table_size(data, at + 9))
+        elif data[at] == GIF_EXTENSION:
+            at = _skip_sub_blocks(data, at + 2)
+        elif data[at] == 0:  # decoders pass over stray zeros between blocks
+            at += 1
+        else:
+            break
+    return max(1, frames)
+
+
+def _colour_table_size(data: bytes, at: int) -> int:
+    flags = data[at] if at < len(data) else 0
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _skip_sub_blocks(data: bytes, at: int) -> int:
+    while at < len(data) and data[at]:
+        at += 1 + data[at]
+    return at + 1

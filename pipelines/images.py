@@ -3,26 +3,29 @@
 The contract:
 
 1. The format comes from the first bytes, never from the name: JPEG, PNG, BMP, GIF (first frame), WebP.
-2. Limits on bytes and pixels are checked before pixels are decoded, and on the size after the resize as well.
+2. Limits on bytes, pixels, frames and the ratio of the sides are checked before pixels are decoded, and those on pixels
+   on the size after the resize as well.
 3. Exif orientation is applied (JPEG, PNG, WebP); Exif that is not valid is ignored.
 4. Everything becomes 8-bit RGB: grey is replicated, palettes are expanded, alpha is composited over white, 16 bits
    become 8 by round(v / 257), CMYK is converted by Pillow without colour profiles.
 5. The resize modes are described in `pipelines.resize`: down with area averaging, up with Lanczos.
 6. JPEG is decoded with the accurate DCT and up-sampling, scaled inside the DCT only while the picture keeps twice the
-   sides it needs. Truncated and damaged files are rejected; warnings that concern no pixel are accepted.
+   sides it needs. Truncated and damaged files are rejected; warnings that concern no pixel are accepted. If the config
+   keeps truncated files, a JPEG that only ends early is stored with the missing part as libjpeg fills it: grey.
 7. `jpeg` is stored with 4:2:0 chroma, `png` with fixed settings. `original` keeps the file's own bytes if it is an
    intact JPEG or (not animated) PNG, 8-bit RGB without alpha, upright, and the resize changes nothing; other pictures
    from lossless formats (PNG, GIF, BMP) are stored as PNG and those from JPEG and WebP as JPEG.
 8. The same bytes and settings give the same result, in any thread.
 
-Whatever is wrong with a picture is a `RejectedImage`; any other exception is a bug in this code.
+Whatever is wrong with a picture is a `RejectedImage`; a MemoryError says that this process has not enough for it; any
+other exception is a bug in this code.
 """
 
 import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -34,8 +37,16 @@ import simplejpeg
 from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, WebPImagePlugin
 
 from pipelines.config import ImageConfig
+from pipelines.formats import Format, name_unread, sniff
 from pipelines.forms import to_pixels
-from pipelines.headers import Format, JpegFacts, PngHeader, read_jpeg_facts, read_png_header, read_webp_header, sniff
+from pipelines.headers import (
+    JpegFacts,
+    PngHeader,
+    count_gif_frames,
+    read_jpeg_facts,
+    read_png_header,
+    read_webp_header,
+)
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.resize import WHITE, Geometry, Pixels, Size, jpeg_shrink, plan_resize, resample
 
@@ -55,7 +66,7 @@ PLUGINS: dict[Format, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     "webp": WebPImagePlugin.WebPImageFile,
 }
 DECODER_ERRORS = (
-    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError,
+    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError,
     ValueError, cv2.error, struct.error, zlib.error,
 )  # fmt: skip
 # libjpeg's warnings about bytes that carry no pixels; the rest ("bad Huffman code", "premature end") mean lost pixels.
@@ -66,6 +77,8 @@ HARMLESS_JPEG_WARNINGS = (
     "unknown JFIF revision",
     "Unknown Adobe color transform",
 )
+# What the two decoders say of a file that ends inside its scans; "premature end of data segment" may be other damage.
+JPEG_ENDS_EARLY = ("Premature end of JPEG file", "image file is truncated")
 LONGEST_SIDE: dict[StoredFormat, int] = {"jpeg": 65_500, "png": 1_000_000}
 # On photographs libpng's Sub filter with run-length matching is smaller than zlib's default, at three times the speed.
 PNG_SETTINGS = (
@@ -103,6 +116,7 @@ class Source:
     size: Size  # as stored in the file, before the orientation is applied
     decode: Callable[[Size], Pixels]
     orientation: int = 1
+    frames: int = 1
     is_plain: bool = False  # 8-bit RGB without alpha: a reader of the file itself gets the pixels that we got
 
 
@@ -126,11 +140,26 @@ def _process(source: Source, config: ImageConfig, data: bytes) -> Picture:
     unchanged = plan.scaled == plan.final == source.size and source.orientation == 1
     stored = stored_format(source, config)
     check_result(plan, stored, config)
-    pixels = resample(orient(source.decode(plan.scaled[::-1] if turned else plan.scaled), source.orientation), plan)
-    keep = config.encode.format == "original" and source.is_plain and unchanged
-    encoded = data if keep else encode(pixels, stored, quality=config.encode.quality)
-    moments = channel_moments(pixels)
-    return Picture(encoded, stored, *plan.final, *moments, source.size, source.orientation, plan)
+    decoded, truncated = decode_source(source, plan.scaled[::-1] if turned else plan.scaled, data, config)
+    with _memory_errors():
+        pixels = resample(orient(decoded, source.orientation), plan)
+        keep = config.encode.format == "original" and source.is_plain and unchanged and not truncated
+        encoded = data if keep else encode(pixels, stored, quality=config.encode.quality)
+        moments = channel_moments(pixels)
+    return Picture(encoded, stored, *plan.final, *moments, source.size, source.orientation, plan, truncated)
+
+
+def decode_source(source: Source, scaled: Size, data: bytes, config: ImageConfig) -> tuple[Pixels, bool]:
+    """Returns the pixels, and whether some of them are missing from the file and were made up by the decoder."""
+    try:
+        return source.decode(scaled), False
+    except RejectedImage as reject:
+        only_cut = source.format == "jpeg" and any(text in reject.message for text in JPEG_ENDS_EARLY)
+        if config.truncated == "keep" and only_cut:
+            with suppress(RejectedImage):
+                # With an end marker Pillow takes the file for whole, and libjpeg fills what it does not find.
+                return _decode_with_pillow("jpeg", data + b"\xff\xd9"), True
+        raise
 
 
 def open_source(data: bytes, config: ImageConfig) -> Source:
@@ -142,17 +171,35 @@ def open_source(data: bytes, config: ImageConfig) -> Source:
         raise RejectedImage(Reason.FILE_TOO_LARGE, message)
     form = sniff(data)
     if form is None:
-        message = f"file starts with {data[:8]!r}, which is not JPEG, PNG, BMP, GIF or WebP"
-        raise RejectedImage(Reason.UNKNOWN_FORMAT, message)
+        raise _reject_format(data)
     source = OPENERS[form](data) if form in OPENERS else open_with_pillow(form, data)
     _check_header(source, config)
+    if form == "gif":
+        _check_frames(count_gif_frames(data, enough=config.max_frames + 1), config, more=" or more")
     return source
+
+
+def _reject_format(data: bytes) -> RejectedImage:
+    if name := name_unread(data):
+        return RejectedImage(Reason.UNSUPPORTED_FORMAT, f"{name} is not read here; convert it to PNG or JPEG")
+    message = f"file starts with {data[:8]!r}, which is not JPEG, PNG, BMP, GIF or WebP"
+    return RejectedImage(Reason.UNKNOWN_FORMAT, message)
 
 
 def _check_header(source: Source, config: ImageConfig) -> None:
     if min(source.size) < 1:
         raise RejectedImage(Reason.DECODE_FAILED, f"{source.format} picture has no pixels ({_show(source.size)})")
     _check_pixels(source.size, "picture has", config)
+    if max(source.size) > config.max_aspect * min(source.size):
+        message = f"picture is {_show(source.size)}, image.max_aspect is {config.max_aspect:g}"
+        raise RejectedImage(Reason.EXTREME_ASPECT, message)
+    _check_frames(source.frames, config)
+
+
+def _check_frames(frames: int, config: ImageConfig, *, more: str = "") -> None:
+    if frames > config.max_frames:
+        message = f"animation has {frames}{more} frames, image.max_frames is {config.max_frames}"
+        raise RejectedImage(Reason.TOO_MANY_FRAMES, message)
 
 
 def check_result(plan: Geometry, stored: StoredFormat, config: ImageConfig) -> None:
@@ -193,7 +240,7 @@ def _decode_jpeg(data: bytes, size: Size, colours: str, facts: JpegFacts, scaled
     is_rgb = colours not in ("CMYK", "YCCK")
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB" if is_rgb else "CMYK", fastdct=False, fastupsample=False, **sides)
-    except (ValueError, MemoryError) as error:
+    except ValueError as error:
         if not any(warning in str(error) for warning in HARMLESS_JPEG_WARNINGS):
             raise _rejection("jpeg", error) from error
         return _decode_with_pillow("jpeg", data)
@@ -204,9 +251,9 @@ def _decode_jpeg(data: bytes, size: Size, colours: str, facts: JpegFacts, scaled
 def open_png(data: bytes) -> Source:
     """Opens PNG files, and the default picture of animated ones."""
     header = read_png_header(data)
-    is_rgb = header.depth == 8 and header.colour_type == 2 and header.is_opaque and not header.animated
+    is_rgb = header.depth == 8 and header.colour_type == 2 and header.is_opaque and header.frames == 1
     decode = partial(_decode_png, header)
-    return Source("png", (header.height, header.width), decode, header.orientation, is_plain=is_rgb)
+    return Source("png", (header.height, header.width), decode, header.orientation, header.frames, is_plain=is_rgb)
 
 
 def _decode_png(header: PngHeader, scaled: Size) -> Pixels:
@@ -217,11 +264,16 @@ def _decode_png(header: PngHeader, scaled: Size) -> Pixels:
     if raw.ndim == 2 and header.transparency is not None:
         raw = _whiten_transparent_grey(raw, header.transparency, depth=header.depth)
     if header.depth == 16:
-        raw = ((raw.astype(np.uint32) + 128) // 257).astype(np.uint8)  # round(v / 257): a tie cannot occur
+        raw = _to_8_bits(raw)
     if raw.ndim == 3 and raw.shape[2] == 4:
         return np.asarray(_over_white(Image.fromarray(cv2.cvtColor(raw, cv2.COLOR_BGRA2RGBA))))
     rgb: Pixels = cv2.cvtColor(raw, cv2.COLOR_GRAY2RGB if raw.ndim == 2 else cv2.COLOR_BGR2RGB)
     return rgb
+
+
+def _to_8_bits(deep: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    levels = ((np.arange(65536, dtype=np.uint32) + 128) // 257).astype(np.uint8)  # round(v / 257): a tie cannot occur
+    return levels[deep]  # a table needs no copy of the picture in more bits
 
 
 def _whiten_transparent_grey(grey: npt.NDArray[Any], level: bytes, *, depth: int) -> npt.NDArray[Any]:
@@ -234,7 +286,7 @@ def open_webp(data: bytes) -> Source:
     """Opens WebP files, and the first frame of animated ones."""
     header = read_webp_header(data)
     decode = partial(_decode_webp, data, header.simple)
-    return Source("webp", (header.height, header.width), decode, header.orientation)
+    return Source("webp", (header.height, header.width), decode, header.orientation, header.frames)
 
 
 def _decode_webp(data: bytes, is_simple: bool, scaled: Size) -> Pixels:
@@ -284,8 +336,20 @@ def _rejections(form: Format) -> Iterator[None]:
         raise _rejection(form, error) from error
 
 
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:
+            raise MemoryError(str(error)) from error
+        raise
+
+
 def _rejection(form: Format, error: Exception) -> RejectedImage:
     message = f"{form}: {str(error) or type(error).__name__}"
+    if "insufficient memory" in message.lower():  # as libjpeg and OpenCV say it
+        raise MemoryError(message) from error
     if isinstance(error, Image.DecompressionBombError):  # Only a GIF frame beyond its own canvas comes this far.
         return RejectedImage(Reason.TOO_MANY_PIXELS, message)
     # A plug-in of Pillow that ran out of bytes in the header says so only in the cause.

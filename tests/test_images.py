@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from pipelines.config import ImageConfig, ResizeConfig
-from pipelines.headers import exif_orientation, read_jpeg_facts, sniff
+from pipelines.formats import sniff
+from pipelines.headers import count_gif_frames, exif_orientation, read_jpeg_facts
 from pipelines.images import Picture, process_image
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.resize import jpeg_shrink, plan_resize
@@ -104,7 +105,7 @@ def test_each_format_is_found_by_its_bytes(form: str) -> None:
     assert sniff(save(photo(), form)) == form.lower()
 
 
-NOT_PICTURES = [b"x", b"BM is not always a bitmap", b"II*\0" + bytes(99), b"RIFF\0\0\0\0WAVEfmt ", bytes(64)]
+NOT_PICTURES = [b"x", b"BM is not always a bitmap", b"RIFF\0\0\0\0WAVEfmt ", bytes(64), b"<html><body>404</body>"]
 
 
 @pytest.mark.parametrize("data", NOT_PICTURES)
@@ -112,6 +113,36 @@ def test_other_bytes_are_of_unknown_format(data: bytes) -> None:
     error = reject(data)
     assert error.reason is Reason.UNKNOWN_FORMAT
     assert error.message == f"file starts with {data[:8]!r}, which is not JPEG, PNG, BMP, GIF or WebP"
+
+
+UNREAD = {
+    b"II*\0\x08\0\0\0": "TIFF (or a camera's raw file)",
+    b"MM\0+\0\x08\0\0": "TIFF (or a camera's raw file)",
+    b"\0\0\0\x18ftypheic\0\0\0\0mif1heic": "HEIF (HEIC)",
+    b"\0\0\0\x18ftypmif1\0\0\0\0mif1avif": "AVIF",
+    b"\0\0\0\x0cjP  \r\n\x87\n\0\0": "JPEG 2000",
+    b"\xff\x4f\xff\x51\0\x29": "JPEG 2000",
+    b"\xff\x0a\xfa\x1f": "JPEG XL",
+    b"\0\0\1\0\1\0\x10\x10\0\0\1\0": "ICO",
+    b"8BPS\0\1": "PSD",
+    b'<?xml version="1.0"?>\n<!-- a drawing -->\n<svg xmlns="...">': "SVG",
+    b"<svg viewBox='0 0 1 1'/>": "SVG",
+    b"%PDF-1.7\n": "PDF",
+    b"\x76\x2f\x31\x01\2\0\0\0": "OpenEXR",
+    b"P6\n2 2\n255\n": "PNM",
+    bytes(18) + b"TRUEVISION-XFILE.\0": "TGA",
+}
+
+
+@pytest.mark.parametrize(("data", "name"), UNREAD.items())
+def test_known_formats_that_are_not_read_are_named(data: bytes, name: str) -> None:
+    error = reject(data)
+    assert error.reason is Reason.UNSUPPORTED_FORMAT
+    assert error.message == f"{name} is not read here; convert it to PNG or JPEG"
+
+
+def test_a_video_is_no_heif() -> None:
+    assert reject(b"\0\0\0\x18ftypisom\0\0\0\0isommp42").reason is Reason.UNKNOWN_FORMAT
 
 
 # Rule 2: limits come first.
@@ -137,7 +168,7 @@ def test_too_many_pixels(form: str) -> None:
 
 def test_a_header_is_enough_to_refuse_a_bomb() -> None:
     bomb = png((60000, 60000, 8, 2), [b""])
-    assert reject(bomb).message == "picture has 3600.0 megapixels (60000x60000), image.max_megapixels is 200"
+    assert reject(bomb).message == "picture has 3600.0 megapixels (60000x60000), image.max_megapixels is 100"
 
 
 def test_a_gif_frame_larger_than_its_canvas_counts() -> None:
@@ -149,14 +180,60 @@ def test_a_gif_frame_larger_than_its_canvas_counts() -> None:
 
 def test_a_resize_that_blows_up_is_refused() -> None:
     line = save(Image.new("RGB", (20000, 1)), "PNG")
-    error = reject(line, resize={"mode": "center_crop", "size": 256})
-    assert error.message == "resize would make 1310.7 megapixels (5120000x256), image.max_megapixels is 200"
+    error = reject(line, resize={"mode": "center_crop", "size": 256}, max_aspect=20000)
+    assert error.message == "resize would make 1310.7 megapixels (5120000x256), image.max_megapixels is 100"
 
 
 def test_a_side_too_long_for_jpeg_is_refused() -> None:
     line = save(Image.new("RGB", (70000, 1)), "PNG")
-    assert reject(line).message == "stored picture would be 70000x1, jpeg holds at most 65500 pixels a side"
-    assert process_image(line, config(**PNG)).width == 70000
+    error = reject(line, max_aspect=70000)
+    assert error.message == "stored picture would be 70000x1, jpeg holds at most 65500 pixels a side"
+    assert process_image(line, config(max_aspect=70000, **PNG)).width == 70000
+
+
+@pytest.mark.parametrize("size", [(201, 2), (2, 201)])
+@pytest.mark.parametrize("form", ALL_FORMATS)
+def test_extreme_sides_are_refused_upright_or_not(form: str, size: tuple[int, int]) -> None:
+    data = save(Image.new("RGB", size), form)
+    error = reject(data)
+    assert error.reason is Reason.EXTREME_ASPECT
+    assert error.message == f"picture is {size[0]}x{size[1]}, image.max_aspect is 100"
+    assert process_image(data, config(max_aspect=100.5)).width == size[0]
+
+
+def animation(form: str, frames: int) -> bytes:
+    pictures = [Image.new("RGB", (6, 4), (7 * n % 256, n % 256, 0)) for n in range(frames)]
+    return save(pictures[0], form, save_all=True, append_images=pictures[1:], duration=20)
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
+def test_animations_of_too_many_frames_are_refused(form: str) -> None:
+    data = animation(form, 12)
+    error = reject(data, max_frames=11)
+    more = " or more" if form == "GIF" else ""
+    assert error.reason is Reason.TOO_MANY_FRAMES
+    assert error.message == f"animation has 12{more} frames, image.max_frames is 11"
+    assert process_image(data, config(max_frames=12)).width == 6
+
+
+def test_gif_frames_are_counted_past_extensions_and_local_palettes() -> None:
+    data = animation("GIF", 30)
+    assert Image.open(io.BytesIO(data)).n_frames == 30
+    assert count_gif_frames(data, enough=1000) == 30
+    assert count_gif_frames(data, enough=7) == 7
+    assert count_gif_frames(save(photo(), "GIF"), enough=1000) == 1
+
+
+@given(st.binary(max_size=300))
+def test_counting_gif_frames_always_ends(noise: bytes) -> None:
+    assert 1 <= count_gif_frames(b"GIF89a" + noise, enough=50) <= 50
+
+
+def test_an_animated_png_may_not_lie_about_its_frames() -> None:
+    data = animation("PNG", 12)
+    at = data.index(b"acTL")
+    lie = data[: at - 4] + chunk(b"acTL", struct.pack(">II", 1, 0)) + data[at + 16 :]
+    assert reject(lie, max_frames=11).message == "animation has 12 frames, image.max_frames is 11"
 
 
 # Rule 3: pictures stand upright.
@@ -492,6 +569,52 @@ def test_garbage_is_a_whole_picture_or_a_reject(magic: bytes, noise: bytes) -> N
     with Image.open(io.BytesIO(picture.data)) as stored:
         stored.load()
         assert stored.size == (picture.width, picture.height)
+
+
+# Truncated JPEGs, if the config keeps them.
+
+KEEP = {"truncated": "keep", **PNG}
+
+
+@pytest.mark.parametrize("options", [{"quality": 90}, {"progressive": True}, {"subsampling": 0}])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_kept_truncated_jpeg_is_grey_where_it_ends(mode: str, options: dict[str, Any]) -> None:
+    data = save(photo().convert(mode), "JPEG", **options)
+    whole = stored(data)
+    picture = process_image(data[: len(data) // 2], config(**KEEP))
+    pixels = pixels_of(picture)
+    assert picture.truncated
+    assert pixels.shape == whole.shape
+    if "progressive" not in options:  # a progressive file has its first, coarse scans everywhere
+        np.testing.assert_allclose(pixels[:16], whole[:16], atol=2)
+        assert np.ptp(pixels[-16:].reshape(-1, 3), axis=0).max() <= 2
+    assert not process_image(data, config(**KEEP)).truncated
+
+
+def test_a_kept_truncated_jpeg_is_resized_and_turned_like_any_other() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = process_image(save(photo(), "JPEG", exif=exif)[:-200], config(resize="keep_ratio:24", **KEEP))
+    assert (picture.truncated, picture.height, picture.width) == (True, 32, 24)
+
+
+def test_a_kept_truncated_jpeg_is_stored_whole() -> None:
+    data = save(photo(), "JPEG")[:-200]
+    picture = process_image(data, config(truncated="keep", **ORIGINAL))
+    assert picture.truncated
+    assert picture.data != data
+    assert simplejpeg.decode_jpeg(picture.data).shape == (120, 160, 3)  # strict: it fails if anything is missing
+
+
+def test_only_a_missing_end_is_forgiven() -> None:
+    data = save(photo(), "JPEG")
+    assert reject(data[:300], **KEEP).reason is Reason.TRUNCATED  # not even the header is whole
+    closed = data[: len(data) // 2] + b"\xff\xd9"
+    assert reject(closed, **KEEP).reason is Reason.TRUNCATED
+    damaged = data[:-400] + b"\xff\0" * 40 + data[-320:-20]
+    assert reject(damaged, **KEEP).message == "jpeg: Corrupt JPEG data: bad Huffman code"
+    for form in ("PNG", "GIF", "BMP", "WEBP"):
+        assert reject(save(photo(), form)[:-50], **KEEP).reason is Reason.TRUNCATED, form
 
 
 # Rule 7: encoding.
