@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 from pipelines.config import BuildConfig
 from pipelines.decoder_process import EXIT_OUT_OF_MEMORY, read_place, write_place
-from pipelines.process import Outcome, Refused, Task, read_input, refuse
+from pipelines.process import Outcome, Refused, Task, read_input
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.storage import is_remote
 from pipelines.values import Fault
@@ -133,7 +133,16 @@ class Decoder:
         try:
             self._ask([task], outcomes, config)
         except DecoderDied as death:
-            return _refuse_dead(task, death, config)
+            return self._refuse(task, Fault(death.reason, f"{death}, twice"), config)
+        return outcomes[0]
+
+    def _refuse(self, task: Task, verdict: Fault, config: BuildConfig) -> Outcome:
+        """The refusal of a task that no child survived; a child reads its bytes, for even that may hang."""
+        outcomes: list[Outcome] = []
+        try:
+            self._ask([replace(task, verdict=verdict)], outcomes, config)
+        except DecoderDied:
+            return Refused(*verdict)
         return outcomes[0]
 
     def _ask(self, tasks: Sequence[Task], outcomes: list[Outcome], config: BuildConfig) -> None:
@@ -192,12 +201,3 @@ def _explain(error: Exception, code: int, config: BuildConfig) -> tuple[Reason, 
         return Reason.OUT_OF_MEMORY, "the decoder's process was killed, probably by the system for lack of memory"
     how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
     return Reason.DECODER_CRASHED, f"the decoder's process ended {how}"
-
-
-def _refuse_dead(task: Task, death: DecoderDied, config: BuildConfig) -> Refused:
-    """The refusal of a task that no child survived; its bytes are read here, where nothing decodes them."""
-    try:
-        data = read_input(task.ref.location, config.image) if task.data is None else task.data
-    except RejectedImage:
-        data = b""
-    return refuse(death.reason, f"{death}, twice", data, config)

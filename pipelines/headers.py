@@ -3,7 +3,7 @@
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipelines.formats import PNG_SIGNATURE
@@ -76,6 +76,11 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         at = end
 
 
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# No comment or colour profile needs as much. What cannot unpack to it at zlib's best ratio need not be tried.
+LARGEST_TEXT, ZLIB_RATIO = 8_000_000, 1032
+
+
 @dataclass(frozen=True, slots=True)
 class PngHeader:
     """The facts of a complete PNG file.
@@ -112,10 +117,15 @@ def read_png_header(data: bytes) -> PngHeader:
             bodies.setdefault(name, bytes(chunk[8:-4]))
         frames += name == b"fcTL"
         packed += len(chunk) if name == b"IDAT" else 0
+        if len(chunk) > LARGEST_TEXT // ZLIB_RATIO and unpacks_beyond(
+            [_packed_text(name, bytes(chunk[8:-4]))], LARGEST_TEXT
+        ):
+            raise RejectedImage(Reason.DECODE_FAILED, f"PNG chunk {name!r} unpacks to more than {LARGEST_TEXT} bytes")
     width, height, depth, colour_type = struct.unpack_from(">IIBB", bodies[b"IHDR"])
     unpacked = height * (width * depth * _PNG_CHANNELS.get(colour_type, 1) // 8 + 8)  # at most, even if interlaced
-    if packed > unpacked:
-        _check_unpacked(data, unpacked)
+    pixels = (chunk[8:-4] for name, chunk in png_chunks(data) if name == b"IDAT")
+    if packed > unpacked and unpacks_beyond(pixels, unpacked):
+        raise RejectedImage(Reason.DECODE_FAILED, f"PNG unpacks to more than the {unpacked} bytes that its pixels need")
     announced = int.from_bytes(bodies.get(b"acTL", b"\0\0\0\1")[:4], "big")
     return PngHeader(
         height, width, depth, colour_type,
@@ -140,20 +150,27 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
         at = end
 
 
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+def _packed_text(name: bytes, body: memoryview) -> bytes:
+    """The zlib stream inside of a chunk that libraries unpack when they open a file; b"" if it has none."""
+    if name not in (b"zTXt", b"iCCP", b"iTXt"):
+        return b""
+    _, _, rest = bytes(body).partition(b"\0")
+    if name != b"iTXt":
+        return rest[1:]
+    return rest[2:].split(b"\0", 2)[-1] if rest[:1] == b"\1" else b""
 
 
-def _check_unpacked(data: bytes, limit: int) -> None:
-    """Rejects a bomb: a picture followed by data without end, all of which libpng would unpack to throw it away."""
+def unpacks_beyond(parts: Iterable[bytes | memoryview], limit: int) -> bool:
+    """Whether a zlib stream holds more than `limit` bytes; it is unpacked no further than that."""
     inflater, left = zlib.decompressobj(), limit
-    for name, chunk in png_chunks(data):
-        if name == b"IDAT" and not inflater.eof:
-            try:
-                left -= len(inflater.decompress(chunk[8:-4], left + 1))
-            except zlib.error:  # the decoder will say what is wrong
-                return
-        if left < 0:
-            raise RejectedImage(Reason.DECODE_FAILED, "PNG holds far more data than its pixels need")
+    try:
+        for part in parts:
+            left -= len(inflater.decompress(part, left + 1))
+            if left < 0:
+                return True
+    except zlib.error:  # not a bomb; if it matters, the decoder will say what is wrong
+        pass
+    return False
 
 
 def _shapes_pixels(name: bytes) -> bool:

@@ -12,17 +12,21 @@ from pipelines.forms import to_row
 from pipelines.images import Picture, process_array, process_image
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.storage import open_binary
-from pipelines.values import InputRef, Location
+from pipelines.values import Fault, InputRef, Location
 from shards.example import Value, encode_example
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An input to process; `data` are its bytes if they were read already (from a remote file)."""
+    """An input to process; `data` are its bytes if they were read already (from a remote file).
+
+    A `verdict` is a refusal that has been reached; the input is then only read, for the reject's sake.
+    """
 
     ref: InputRef
     label_ids: tuple[int, ...]
     data: bytes | None = None
+    verdict: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ def process_input(task: Task, config: BuildConfig) -> Outcome:
         return Refused(*ref.fault)
     try:
         data = read_input(ref.location, config.image) if task.data is None else task.data
+        if task.verdict:
+            return refuse(*task.verdict, data, config)
         return _make_row(task, data, config) if _is_row(ref) else _make_picture(task, data, config)
     except RejectedImage as reject:
         return refuse(reject.reason, reject.message, data, config)
