@@ -150,7 +150,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
         at = end
 
 
-def _packed_text(name: bytes, body: memoryview) -> bytes:
+def _packed_text(name: bytes, body: bytes | memoryview) -> bytes:
     """The zlib stream inside of a chunk that libraries unpack when they open a file; b"" if it has none."""
     if name not in (b"zTXt", b"iCCP", b"iTXt"):
         return b""
