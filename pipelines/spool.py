@@ -36,12 +36,13 @@ class Spool:
         """Where there is room for a scratch file; None: wherever the system has its own."""
         return os.path.dirname(self._path) or None
 
-    def add(self, data: bytes | memoryview, *, form: str = "") -> Location:
+    def add(self, data: bytes | bytearray | memoryview, *, form: str = "") -> Location:
         """Appends one payload."""
+        size = memoryview(data).nbytes  # the length of an array's memory is its first side
         if self._stream:
             self._stream.write(data)
-        location = Location(self._path, len(data), self._end, form=form)
-        self._end += len(data)
+        location = Location(self._path, size, self._end, form=form)
+        self._end += size
         return location
 
 

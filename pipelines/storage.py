@@ -5,6 +5,7 @@ so that no decoder needs Beam.
 """
 
 import fnmatch
+import gzip
 import io
 import os
 import re
@@ -78,11 +79,16 @@ def open_binary(path: str) -> BinaryIO:
     return open(path, "rb")
 
 
-def open_text(path: str) -> io.TextIOWrapper:
-    """UTF-8 text, without a byte order mark; line ends are kept for whoever parses them."""
-    stream = open_binary(path)
+def open_text(path: str, *, errors: str = "strict") -> io.TextIOWrapper:
+    """UTF-8 text, without a byte order mark; line ends are kept for whoever parses them. `.gz` is decompressed."""
+    stream = _open_gzip(path) if path.endswith(".gz") else open_binary(path)
     raw = io.BufferedReader(cast(Any, _Raw(stream))) if is_remote(path) else stream
-    return io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", errors=errors, newline="")
+
+
+def _open_gzip(path: str) -> BinaryIO:
+    # Beam decompresses what it opens, by the end of the name.
+    return cast(BinaryIO, _filesystems().open(path) if is_remote(path) else gzip.open(path))
 
 
 class _Raw(io.RawIOBase):

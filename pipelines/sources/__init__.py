@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.sources import archives, arrays, folders, idx, listings, tfrecords
+from pipelines.sources import archives, arrays, folders, generators, idx, listings, tables, tfrecords
 from pipelines.sources.base import Kind, Partition
+from pipelines.sources.metadata import FILE_NAME, METADATA_KINDS, metadata_files
 from pipelines.sources.rows import RowReader, read_names
 from pipelines.spool import Spool, spool_path, write_spool
 from pipelines.storage import check_remote, exists, is_folder, is_glob, is_remote
@@ -29,12 +30,20 @@ KINDS: dict[str, Kind] = {
     "tar": archives.KIND,
     "zip": archives.KIND,
     "tfrecord": tfrecords.KIND,
+    "parquet": tables.KIND,
+    "python": generators.KIND,
 }
 # By the end of the name; the longest that fits decides.
 SUFFIX_KINDS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv.gz": "csv",
+    ".tsv.gz": "tsv",
+    ".jsonl.gz": "jsonl",
+    ".ndjson.gz": "jsonl",
+    ".parquet": "parquet",
     ".npy": "npy",
     ".npz": "npz",
     "-ubyte": "idx",
@@ -45,6 +54,7 @@ SUFFIX_KINDS = {
 }
 # TensorFlow numbers shards behind the suffix: `train.tfrecord-00000-of-00012`, or `train.tfrecord-*` for all.
 _SHARD_NUMBER = re.compile(r"-[\d*?]+(-of-[\d*?]+)?$")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # module:function
 
 
 def check_sources(config: BuildConfig) -> None:
@@ -53,28 +63,47 @@ def check_sources(config: BuildConfig) -> None:
     for source in config.all_sources:
         if is_remote(source.path):
             check_remote(source.path)
-        if source.kind != "python" and not is_glob(source.path) and not exists(source.path):
-            raise UsageError(f"source.path {source.path} does not exist")
         resolved = resolve(source)
         KINDS[resolved.kind].check(resolved, config)
 
 
 def resolve(source: SourceConfig) -> SourceConfig:
     """The source with the kind that its path shows, if it has none."""
-    if source.kind != "auto":
-        return source
-    if is_folder(source.path):
-        return source.model_copy(update={"kind": "folder"})
-    name = _SHARD_NUMBER.sub("", source.path.rpartition("/")[2].lower())
+    if source.kind != "python" and not is_glob(source.path) and not exists(source.path):
+        if source.kind == "auto" and _FUNCTION.fullmatch(source.path):
+            return _of_kind(source, "python")
+        raise UsageError(f"source.path {source.path} does not exist")
+    return source if source.kind != "auto" else _of_kind(source, _kind_of(source.path))
+
+
+def _of_kind(source: SourceConfig, kind: str) -> SourceConfig:
+    return source.model_copy(update={"kind": kind})
+
+
+def _kind_of(path: str) -> str:
+    if is_folder(path):
+        return _metadata_kind(path) or "folder"
+    name = _SHARD_NUMBER.sub("", path.rpartition("/")[2].lower())
     for suffix in sorted(SUFFIX_KINDS, key=len, reverse=True):
         if name.endswith(suffix):
-            return source.model_copy(update={"kind": SUFFIX_KINDS[suffix]})
-    if is_glob(source.path):
-        return source.model_copy(update={"kind": "folder"})
+            return SUFFIX_KINDS[suffix]
+    if is_glob(path):
+        return "folder"
     raise UsageError(
-        f"source.path {source.path}: neither a folder nor a file that ends in {', '.join(SUFFIX_KINDS)}; "
-        "set source.kind"
+        f"source.path {path}: neither a folder nor a file that ends in {', '.join(SUFFIX_KINDS)}; set source.kind"
     )
+
+
+def _metadata_kind(folder: str) -> str:
+    """The kind of the metadata files of a Hugging Face folder; "" for other folders, whatever they call `metadata`."""
+    kinds = []
+    for kind in METADATA_KINDS:
+        column_names = tables.column_names if kind == "parquet" else listings.column_names
+        if any(FILE_NAME in column_names(part) for part in metadata_files(folder, kind)):
+            kinds.append(kind)
+    if len(kinds) > 1:
+        raise UsageError(f"source.path {folder} has both metadata.{kinds[0]} and metadata.{kinds[1]}; set source.kind")
+    return kinds[0] if kinds else ""
 
 
 def partition_sources(config: BuildConfig) -> list[Partition]:
@@ -95,7 +124,7 @@ def list_partition(part: Partition, config: BuildConfig, spool_folder: str = "")
 
 
 def _refs(part: Partition, config: BuildConfig, spool: Spool) -> Iterator[InputRef]:
-    source = resolve(config.all_sources[part.source])
+    source = _of_kind(config.all_sources[part.source], part.kind)
     reader = RowReader(source, config, read_names(config))
     for row in KINDS[part.kind].rows(part, source, config, spool):
         yield reader.ref(row, part)

@@ -19,6 +19,7 @@ class Partition(NamedTuple):
     kind: str
     path: str
     root: str  # what keys are relative to
+    folder: str = ""  # what paths in rows are relative to, if not to the root
     split: str = ""
     label: str = ""
     note: str = ""  # whatever else the kind wants to tell its own `rows`

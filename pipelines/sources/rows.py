@@ -104,9 +104,9 @@ class RowReader:
     def _locate(self, values: Mapping[str, Any], partition: Partition) -> tuple[Location, str, Fault | None]:
         path = path_of(self.find(values, "path"))
         root = self.source.root or partition.root
-        joined = (
-            path if is_remote(path) else f"{root.rstrip('/')}/{path}" if is_remote(root) else os.path.join(root, path)
-        )
+        folder = self.source.root or partition.folder or root
+        inside = f"{folder.rstrip('/')}/{path}" if is_remote(folder) else os.path.join(folder, path)
+        joined = path if is_remote(path) else inside
         location = joined if is_remote(joined) else os.path.normpath(joined)
         found = file_stat(location)
         fault = Fault(Reason.UNREADABLE, found.problem) if found.problem else None
