@@ -9,9 +9,9 @@ import pytest
 from conftest import make_config
 from pictures import encoded, picture, write_class_folders
 
-from pipelines.config import BuildConfig
+from pipelines.config import BuildConfig, SourceConfig
 from pipelines.reasons import Reason
-from pipelines.sources import check_sources, list_partition, partition_sources
+from pipelines.sources import check_sources, list_partition, partition_sources, resolve
 from pipelines.sources.rows import make_key
 from pipelines.values import InputRef, Location
 from shards.errors import UsageError
@@ -176,6 +176,8 @@ def test_bad_json_and_bad_split_are_faults(tmp_path):
         "list.jsonl line 3": "not a JSON object",
         "list.jsonl line 4": "split 'a/b' must be letters, digits and underscores",
     }
+    reasons = [ref.fault.reason for ref in list_all(source(listing)).values() if ref.fault]
+    assert reasons == [Reason.BAD_ROW, Reason.BAD_ROW, Reason.UNKNOWN_SPLIT]
 
 
 def refused(config: BuildConfig) -> str:
@@ -186,31 +188,41 @@ def refused(config: BuildConfig) -> str:
 
 def test_sources_that_cannot_be_listed_are_refused(tmp_path):
     assert refused(source(tmp_path / "no")) == f"source.path {tmp_path}/no does not exist"
-    assert refused(source("gs://bucket/x")) == (
-        "source.path gs://bucket/x: remote paths are not supported yet; mount or copy the data"
-    )
     assert refused(source(tmp_path)) == (
         f"source.path {tmp_path} has no class folders; expected {tmp_path}/<class>/<image>, or a listing"
     )
     (tmp_path / "notes.txt").write_text("x")
-    assert "neither a directory nor a .csv or .jsonl file; set source.kind" in refused(source(tmp_path / "notes.txt"))
-    assert refused(source(tmp_path / "notes.txt", kind="folder")).endswith("set source.kind to csv or jsonl")
-    assert refused(source(tmp_path, kind="csv")) == f"source.path {tmp_path} is a directory, but source.kind is csv"
+    notes = tmp_path / "notes.txt"
+    assert refused(source(notes)).startswith(f"source.path {notes}: neither a folder nor a file that ends in .csv, ")
+    assert refused(source(notes)).endswith("; set source.kind")
+    assert refused(source(notes, kind="folder")) == (
+        f"source.path {notes} is not a folder; set source.kind to what it is"
+    )
+    assert refused(source(tmp_path, kind="csv")) == (
+        f"source.path {tmp_path} is a folder without a metadata.csv, but source.kind is csv"
+    )
+    assert refused(source(f"{tmp_path}/*.csv")) == f"source.path {tmp_path}/*.csv matches no file"
     (tmp_path / "a\nb").mkdir()
     assert "label 'a\\nb' is blank or has unprintable characters; rename it" in refused(source(tmp_path))
 
 
-def test_listings_that_cannot_work_are_refused(tmp_path):
-    listing = write_csv(tmp_path / "list.csv", "path,labels", "a.jpg,cat")
-    assert refused(source(listing)) == f"{listing} has no column 'label'; it has labels, path"
-    listing = write_csv(tmp_path / "list.csv", "path,label")
-    assert refused(source(listing)) == f"{listing} lists no images"
-    listing = write_csv(tmp_path / "list.csv", "path,label,image", "a.jpg,cat,1")
-    clash = refused(source(listing, columns={"image": {"type": "int"}}))
-    assert clash == "source.columns: 'image' is a name of our own; rename the column in the listing"
-    listing.write_bytes(b"path,label\n\xff\xfe,cat\n")
-    assert refused(source(listing)) == f"{listing} is not UTF-8 text: invalid start byte at byte 11"
+def test_columns_are_not_for_folders(tmp_path):
     write_class_folders(tmp_path / "raw", images=1)
-    assert "source.columns needs a csv or jsonl listing" in refused(
-        source(tmp_path / "raw", columns={"age": {"type": "int"}})
+    assert refused(source(tmp_path / "raw", columns={"age": {"type": "int"}})) == (
+        f"source.path {tmp_path}/raw is a folder, which has no columns; use a listing"
     )
+    with pytest.raises(UsageError, match="'image' is a name of our own; choose another and map it with source.fields"):
+        source(tmp_path / "raw", columns={"image": {"type": "int"}})
+
+
+def test_the_kind_is_seen_by_the_path(tmp_path):
+    for name in ("a.csv", "a.TSV", "a.jsonl", "a.ndjson", "a.csv.gz", "a.jsonl.gz", "a.parquet"):
+        (tmp_path / name).touch()
+    kinds = {path.name: resolve(SourceConfig(path=str(path))).kind for path in sorted(tmp_path.iterdir())}
+    assert kinds == {
+        "a.TSV": "tsv", "a.csv": "csv", "a.csv.gz": "csv", "a.jsonl": "jsonl", "a.jsonl.gz": "jsonl",
+        "a.ndjson": "jsonl", "a.parquet": "parquet",
+    }  # fmt: skip
+    assert resolve(SourceConfig(path=f"{tmp_path}/*.csv")).kind == "csv"
+    assert resolve(SourceConfig(path="my_data.pets:examples")).kind == "python"
+    assert resolve(SourceConfig(path=str(tmp_path))).kind == "folder"
