@@ -155,8 +155,11 @@ def test_splits_come_from_hugging_faces_file_names_unless_something_else_tells(t
     write_table(tmp_path / "train-00001-of-00002.parquet", {"image": [b"x"], "label": ["x"], "split": ["test"]})
     splits = {ref.key.partition(".")[0]: ref.split for ref in table_refs(f"{tmp_path}/*.parquet", tmp_path)}
     assert splits == {
-        "all-00000-of-00001": "", "train": "", "train-00001-of-00002": "test", "validation-00000-of-00002": "validation",
-    }  # fmt: skip
+        "all-00000-of-00001": "",
+        "train": "",
+        "train-00001-of-00002": "test",
+        "validation-00000-of-00002": "validation",
+    }
     given = table_refs(f"{tmp_path}/*.parquet", tmp_path / "other", source={"split": "test"})
     assert {ref.split for ref in given} == {"test"}
 
@@ -311,9 +314,10 @@ def test_a_dataset_of_several_sources(tmp_path):
         sources=sources, output=str(tmp_path / "out"), splits={"fractions": {"train": 1.0}}, max_reject_fraction=0.1
     )
     manifest = run_build(config)
-    assert [(label.name, label.count) for label in manifest.labels] == [("cat", 5), ("cow", 1), ("dog", 6)]
-    accounts = {name: (each.listed, each.written, each.duplicates) for name, each in manifest.sources.items()}
-    assert accounts == {"folder": (8, 8, 0), "listed": (4, 3, 1), "table": (2, 1, 0)}
+    assert manifest.labels == ("cat", "cow", "dog")
+    assert manifest.split("train").labels == {"cat": 5, "cow": 1, "dog": 6}
+    accounts = [(each.source, each.listed, each.written, each.duplicates) for each in manifest.counts.sources]
+    assert accounts == [("folder", 8, 8, 0), ("listed", 4, 3, 1), ("table", 2, 1, 0)]
     (reject,) = [json.loads(line) for path in (tmp_path / "out/rejected").iterdir() for line in path.open()]
     assert (reject["key"], reject["source"], reject["reason"]) == (
         "table/train-00000-of-00001.parquet/00000001", "table", "unknown_format",

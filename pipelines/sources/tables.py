@@ -183,7 +183,7 @@ def _with_names(row: Row, column: str, names: list[str]) -> Row:
     """The row with its label's name, or names, instead of numbers; -1 is how Hugging Face says that there is none."""
     value = row.values.get(column)
     ids = [number for number in (value if isinstance(value, list) else [value]) if number not in (None, -1)]
-    if wrong := [number for number in ids if not (isinstance(number, int) and number < len(names))]:
+    if wrong := [number for number in ids if not (isinstance(number, int) and 0 <= number < len(names))]:
         return row._replace(
             fault=Fault(Reason.BAD_ROW, f"label {wrong[0]} is no id: {column} has {len(names)} names, from 0")
         )
