@@ -63,14 +63,19 @@ def check_names(
 ) -> None:
     """Refuses a file without a column that every row must have; one of the `payloads` is enough."""
     reader, present = RowReader(source, config), dict.fromkeys(names, True)
-    label = [] if config.labels.kind == "none" else ["label"]
-    for roles in (payloads, *((role,) for role in [*label, *(["boxes"] if config.boxes else []), *config.columns])):
+    for roles in (payloads, *((role,) for role in needed(config, "path")[1:])):
         if all(reader.find(present, role) is None for role in roles):
             wanted = " or ".join(repr(source.fields.get(role, role)) for role in roles)
             raise UsageError(
                 f"{path} has no column {wanted}; it has {', '.join(map(_visible, present))}; "
                 f"if it is called otherwise, say so with source.fields: {{{roles[0]}: its name}}"
             )
+
+
+def needed(config: BuildConfig, payload: str) -> list[str]:
+    """The roles and columns that every row must have."""
+    label = [] if config.labels.kind == "none" else ["label"]
+    return [payload, *label, *(["boxes"] if config.boxes else []), *config.columns]
 
 
 def _visible(name: str) -> str:
