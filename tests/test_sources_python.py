@@ -318,6 +318,13 @@ def test_a_build_on_workers_in_other_processes(tmp_path):
     )
 
 
+def test_a_build_whose_function_fails_looks_like_no_dataset(tmp_path):
+    with pytest.raises(ShardsmithError, match="user_data:breaks failed after 3 items with ValueError: the disk"):
+        run_build(make_config("user_data:breaks", tmp_path / "out", source={"arguments": {"after": 3}}))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert list((tmp_path / "out").glob("*/*.tfrecord")) == []
+
+
 def test_pictures_from_a_function_become_the_records_that_files_become(tmp_path):
     pictures = [encoded(picture(seed)) for seed in range(4)]
     for number, data in enumerate(pictures):
