@@ -62,9 +62,9 @@ def check_names(
     names: Iterable[str], path: str, source: SourceConfig, config: BuildConfig, *, payloads: tuple[str, ...] = ("path",)
 ) -> None:
     """Refuses a file without a column that every row must have; one of the `payloads` is enough."""
-    reader, present = RowReader(source, config), dict.fromkeys(names, True)
+    reader, present = RowReader(source, config), list(names)
     for roles in (payloads, *((role,) for role in needed(config, "path")[1:])):
-        if all(reader.find(present, role) is None for role in roles):
+        if not any(reader.knows(present, role) for role in roles):
             wanted = " or ".join(repr(source.fields.get(role, role)) for role in roles)
             raise UsageError(
                 f"{path} has no column {wanted}; it has {', '.join(map(_visible, present))}; "
