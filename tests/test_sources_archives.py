@@ -393,7 +393,14 @@ def test_hostile_members_of_a_zip_cost_one_reject_each(tmp_path):
     windows = zipfile.ZipInfo("cat/win.jpg")
     windows.create_system = 0
     with zipfile.ZipFile(path, "w") as archive:
-        for name in ("cat/good.jpg", "cat/../../up.jpg", "/abs/cat.jpg", "cat/folder.jpg/", "cat/secret.jpg"):
+        for name in (
+            "cat/good.jpg",
+            "cat/../../up.jpg",
+            "/abs/cat.jpg",
+            "cat/folder.jpg/",
+            "cat/secret.jpg",
+            "cat/nul_.jpg",
+        ):
             archive.writestr(name, JPEG if not name.endswith("/") else b"")
         archive.writestr(link, b"/etc/passwd")
         archive.writestr(windows, JPEG)
@@ -402,7 +409,7 @@ def test_hostile_members_of_a_zip_cost_one_reject_each(tmp_path):
         archive.writestr("cat/bad_.jpg", JPEG)
         archive.writestr("cat/köter.jpg", JPEG)
     data = path.read_bytes().replace(b"cat/win.jpg", b"cat\\win.jpg").replace(b"cat/bad_.jpg", b"cat/bad\x81.jpg")
-    data = _with_flag(data, b"cat/secret.jpg", 1)
+    data = _with_flag(data.replace(b"cat/nul_.jpg", b"cat/nul\0.jpg"), b"cat/secret.jpg", 1)
     path.write_bytes(data)
     bad = Reason.BAD_MEMBER
     found = faults(config_of(path))
@@ -411,6 +418,7 @@ def test_hostile_members_of_a_zip_cost_one_reject_each(tmp_path):
         "a.zip: cat/../../up.jpg": (bad, "its name leads out of the archive"),
         "a.zip: /abs/cat.jpg": (bad, "its name is absolute"),
         "cat/secret.jpg": (bad, "it is encrypted"),
+        "cat/nul\0.jpg": (bad, "its name has a null byte"),
         "cat/soft.jpg": (bad, "it is a symbolic link; only regular files are read"),
         "cat/win.jpg": None,
         "cat/lz.jpg": (bad, "its compression method is 14; only stored and deflated members are read"),
