@@ -168,6 +168,8 @@ def read_input(location: Location, image: ImageConfig) -> bytes:
         with open_binary(location.path) as stream:
             if location.is_whole_file:
                 return _read_file(stream, location)
+            if location.modified and os.fstat(stream.fileno()).st_mtime_ns != location.modified:
+                raise RejectedImage(Reason.CHANGED, "the file was modified after it was listed; build again")
             stream.seek(location.offset)
             data = stream.read(location.size)
     except OSError as error:

@@ -30,7 +30,7 @@ class Location(NamedTuple):
     path: str
     size: int
     offset: int = -1  # -1: the whole file
-    modified: int = 0  # of a whole local file, in nanoseconds; 0: not known
+    modified: int = 0  # of a local file, in nanoseconds; 0: not known
     coding: str = ""
     form: str = ""
 

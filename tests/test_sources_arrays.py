@@ -1,6 +1,7 @@
 """NumPy files as sources: which bytes a row refers to, what is refused before work, and memory that stays flat."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+import tensorflow_transform as tft
 from conftest import make_config, run_build
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,14 +21,14 @@ from hypothesis.extra import numpy as arrays_of
 from pipelines.config import BuildConfig
 from pipelines.forms import parse_form
 from pipelines.process import read_input
-from pipelines.reasons import Reason
+from pipelines.reasons import Reason, RejectedImage
 from pipelines.sources import array_rows, check_sources, list_partition, partition_sources, stored_arrays
 from pipelines.sources.arrays import Archive, open_npy
 from pipelines.sources.stored_arrays import read_blocks
 from pipelines.values import InputRef
 from shards.errors import UsageError
 from shards.example import decode_example
-from shards.manifest import Manifest
+from shards.manifest import Manifest, SplitEntry
 from shards.records import read_records
 from shards.verify import verify
 
@@ -75,6 +79,16 @@ class TestNpy:
         assert {ref.location.path for ref in refs} == {str(path)}
         assert refs[0].location.form == "<f4:3"
         np.testing.assert_array_equal(contents(config), ROWS)
+
+    def test_a_file_that_changes_after_the_listing_is_not_read(self, tmp_path):
+        path = save_npy(tmp_path / "x.npy", ROWS)
+        config = make_config(path, tmp_path / "out", labels=UNLABELLED)
+        refs = list_all(config)
+        save_npy(path, ROWS + 1)
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(RejectedImage) as error:
+            content(refs[3], config)
+        assert str(error.value) == "changed: the file was modified after it was listed; build again"
 
     def test_labels_come_from_a_file_of_their_own(self, tmp_path):
         path = save_npy(tmp_path / "x.npy", ROWS)
@@ -443,86 +457,96 @@ def write_zeros(path: Path, shape: tuple[int, int], order: str) -> None:
                 member.write(bytes(shape[1]))
 
 
-class TestFeatureDataset:
-    """The articles' example: five files of feature rows with labels 0 and 1."""
-
-    @pytest.fixture(scope="class")
-    def files(self, tmp_path_factory) -> Path:
-        folder = tmp_path_factory.mktemp("features")
-        random = np.random.default_rng(5)
-        for number in range(5):
-            data = random.random((40, 7), np.float32) * 100 - 3
-            np.savez(folder / f"data_file_{number}.npz", data=data, labels=random.integers(0, 2, 40, np.int32))
-        return folder
-
-    @pytest.fixture(scope="class")
-    def dataset(self, files) -> tuple[Path, Manifest]:
-        config = make_config(
-            files / "data_file_*.npz",
-            files / "dataset",
-            name="rows",
-            splits={"fractions": {"train": 0.8, "test": 0.2}},
-            shards={"count": {"train": 2, "test": 1}},
-        )
-        return files / "dataset", run_build(config)
-
-    @pytest.fixture(scope="class")
-    def expected(self, files) -> dict[str, tuple[np.ndarray[Any, Any], int]]:
-        found = {}
-        for path in sorted(files.glob("*.npz")):
-            with np.load(path) as arrays:
-                for row, (data, label) in enumerate(zip(arrays["data"], arrays["labels"], strict=True)):
-                    found[f"{path.name}/{row}"] = (data, int(label))
-        return found
-
-    def test_every_value_comes_back(self, dataset, expected):
-        root, manifest = dataset
-        assert (manifest.counts.written, manifest.labels) == (200, ("0", "1"))
-        seen = set()
-        for split in manifest.splits:
-            for shard in split.shards:
-                with (root / shard.path).open("rb") as stream:
-                    for _, record in read_records(stream):
-                        example = decode_example(record)
-                        (key,) = example["key"]
-                        data, label = expected[key.decode()]
-                        assert np.array(example["features"], np.float32).tobytes() == data.tobytes()
-                        assert example["label"] == [label]
-                        seen.add(key.decode())
-        assert seen == set(expected)
-
-    def test_it_verifies(self, dataset):
-        assert verify(dataset[0]) == []
-
-    def test_the_graph_scales_each_feature_by_the_training_split(self, dataset, expected):
-        import tensorflow as tf
-        import tensorflow_transform as tft
-
-        root, manifest = dataset
-        keys = split_keys(root, manifest, "train")
-        train = np.stack([expected[key][0] for key in keys]).astype(np.float64)
-        graph = tft.TFTransformOutput(str(root)).transform_features_layer()
-        batch = np.stack([data for data, _ in expected.values()])
-        out = graph({"features": tf.constant(batch), "label_name": tf.constant([["1"]] * len(batch))})
-        np.testing.assert_allclose(out["features"], (batch - train.mean(0)) / train.std(0), rtol=1e-3, atol=1e-4)
-
-    def test_tfds_opens_it(self, dataset, expected):
-        import tensorflow_datasets as tfds
-
-        builder = tfds.builder_from_directory(str(dataset[0]))
-        assert builder.info.features["features"].shape == (7,)
-        for example in tfds.as_numpy(builder.as_dataset(split="test")):
-            data, label = expected[example["key"].decode()]
-            np.testing.assert_array_equal(example["features"], data)
-            assert example["label"] == label
-        assert builder.info.supervised_keys == ("features", "label")
+# The articles' example: five files of feature rows with labels 0 and 1, here with fewer rows and features.
 
 
-def split_keys(root: Path, manifest: Manifest, name: str) -> list[str]:
-    keys = []
-    for split in manifest.splits:
-        if split.name == name:
-            for shard in split.shards:
-                with (root / shard.path).open("rb") as stream:
-                    keys += [decode_example(record)["key"][0].decode() for _, record in read_records(stream)]
-    return keys
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("features")
+    random = np.random.default_rng(5)
+    for number in range(5):
+        data = random.random((40, 7), np.float32) * 100 - 3
+        np.savez(folder / f"data_file_{number}.npz", data=data, labels=random.integers(0, 2, 40, np.int32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(files) -> tuple[Path, Manifest]:
+    config = make_config(
+        files / "data_file_*.npz",
+        files / "dataset",
+        name="rows",
+        splits={"fractions": {"train": 0.8, "test": 0.2}},
+        shards={"count": {"train": 2, "test": 1}},
+    )
+    return files / "dataset", run_build(config)
+
+
+@pytest.fixture(scope="module")
+def expected(files) -> dict[str, tuple[np.ndarray[Any, Any], int]]:
+    found = {}
+    for path in sorted(files.glob("*.npz")):
+        with np.load(path) as arrays:
+            for row, (data, label) in enumerate(zip(arrays["data"], arrays["labels"], strict=True)):
+                found[f"{path.name}/{row}"] = (data, int(label))
+    return found
+
+
+def read_split(root: Path, split: SplitEntry) -> dict[str, dict[str, Any]]:
+    """The examples of a split by key."""
+    examples = {}
+    for shard in split.shards:
+        with (root / shard.path).open("rb") as stream:
+            for _, record in read_records(stream):
+                example: dict[str, Any] = decode_example(record)
+                examples[example["key"][0].decode()] = example
+    return examples
+
+
+def test_every_value_of_a_feature_dataset_comes_back(dataset, expected):
+    root, manifest = dataset
+    assert (manifest.counts.written, manifest.labels) == (200, ("0", "1"))
+    examples = {key: example for split in manifest.splits for key, example in read_split(root, split).items()}
+    assert examples.keys() == expected.keys()
+    for key, (data, label) in expected.items():
+        assert np.array(examples[key]["features"], np.float32).tobytes() == data.tobytes()
+        assert examples[key]["label"] == [label]
+
+
+def test_a_feature_dataset_verifies(dataset):
+    assert verify(dataset[0]) == []
+
+
+def test_the_graph_scales_each_feature_by_the_training_split(dataset, expected):
+    root, manifest = dataset
+    keys = read_split(root, manifest.split("train"))
+    train = np.stack([expected[key][0] for key in keys]).astype(np.float64)
+    assert len(keys) < len(expected)
+    batch = np.stack([data for data, _ in expected.values()])
+    graph = tft.TFTransformOutput(str(root)).transform_features_layer()
+    scaled = graph({"features": tf.constant(batch), "label_name": tf.constant(["1"] * len(batch))})
+    np.testing.assert_allclose(scaled["features"], (batch - train.mean(0)) / train.std(0), rtol=1e-3, atol=1e-4)
+    assert set(scaled["label"].numpy().tolist()) == {1}
+
+
+def test_tfds_opens_a_feature_dataset(dataset, expected):
+    builder = tfds.builder_from_directory(str(dataset[0]))
+    assert builder.info.features["features"].shape == (7,)
+    assert builder.info.supervised_keys == ("features", "label")
+    seen = 0
+    for example in tfds.as_numpy(builder.as_dataset(split="train+test")):
+        data, label = expected[example["key"].decode()]
+        np.testing.assert_array_equal(example["features"], data)
+        assert example["label"] == label
+        seen += 1
+    assert seen == len(expected)
+
+
+def test_people_see_rows_not_pictures(dataset, expected):
+    root, _ = dataset
+    report = (root / "report.html").read_text(encoding="utf-8")
+    assert "<h2>First rows</h2>" in report
+    assert "<img" not in report
+    command = [sys.executable, "-m", "shards", "inspect", str(root)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "features" in shown

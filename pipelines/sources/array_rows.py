@@ -17,7 +17,7 @@ from pipelines.sources.cells import shown
 from pipelines.sources.rows import relative_key
 from pipelines.sources.stored_arrays import StoredArray, block_rows, read_blocks
 from pipelines.spool import Spool
-from pipelines.storage import FileStat, find_files, glob_root, is_glob
+from pipelines.storage import FileStat, file_stat, find_files, glob_root, is_glob
 from pipelines.values import Fault, Location
 from shards.errors import UsageError
 
@@ -131,11 +131,12 @@ def list_rows(
         for role, array in table.columns.items()
     ]
     file, size, form = relative_key(data.path, part.root), data.row_bytes, data.form
+    modified = file_stat(data.path).modified if data.is_in_place else 0
     for start, (path, offset) in zip(starts, _places(data, starts, part.end, spool), strict=True):
         count = min(rows, part.end - start)
         for number, *values in zip(range(count), *(islice(column, count) for column in columns), strict=True):
             key = f"{file}/{start + number}"
-            location = Location(path, size, offset + number * size, form=form)
+            location = Location(path, size, offset + number * size, modified, form=form)
             fault = next((value for value in values if isinstance(value, Fault)), None)
             yield Row(key, key, dict(zip(names, values, strict=True)), location, fault)
 
