@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import make_config, run_build
 from pictures import encoded, picture
 
 from shards.manifest import read_manifest
 from trainer.config import TrainConfig
-from trainer.dataset import Share, evaluation_records, record_features
+from trainer.dataset import Share, evaluation_dataset, evaluation_records, record_features
 from trainer.images import prepare
 from trainer.source import open_source
 from trainer.transform import Transform
@@ -98,3 +99,79 @@ def test_training_and_serving_get_identical_tensors(road):
     served = tf.reshape(inner(feeds)["pixel"], tf.shape(served_pixels))
     np.testing.assert_array_equal(served, trained_on)
     assert float(tf.reduce_mean(tf.abs(trained_on))) > 0.1  # and it is not all zeros
+
+
+WEIGHTS = np.random.default_rng(1).normal(size=100)
+
+
+def write_arrays(root: Path) -> None:
+    """The example of so many articles: five files of 100 features, with labels that depend on them."""
+    root.mkdir()
+    generator = np.random.default_rng(2)
+    for number in range(5):
+        data = generator.normal(loc=3, scale=5, size=(200, 100)).astype(np.float32)
+        np.savez(root / f"data_file_{number}.npz", data=data, labels=((data - 3) @ WEIGHTS > 0).astype(np.int64))
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("features")
+    write_arrays(base / "raw")
+    run("pipelines", "build", "--source", base / "raw/data_file_*.npz", "--output", base / "dataset")
+    run("shards", "verify", base / "dataset")
+    places = ("--dataset", base / "dataset", "--output", base / "run")
+    assert "rows of 100 features in 2 classes" in run("trainer", "train", "configs/train_features.yaml", *places)
+    run("trainer", "export", "configs/train_features.yaml", *places)
+    return base
+
+
+def test_features_are_learnt(features):
+    *_, last = (json.loads(line) for line in (features / "run/metrics.jsonl").read_text().splitlines())
+    assert (last["split"], last["step"]) == (
+        "validation",
+        20 * (read_manifest(features / "dataset").splits[0].records // 64),
+    )
+    assert last["accuracy"] > 0.75, "guessing gives 0.5"
+
+
+def test_new_rows_are_recognised(features):
+    rows = np.random.default_rng(3).normal(loc=3, scale=5, size=(300, 100)).astype(np.float32)
+    np.save(features / "new.npy", rows)
+    out = features / "answers.jsonl"
+    run("trainer", "predict", features / "new.npy", "--model", features / "run/export", "--jsonl", out)
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [answer["row"] for answer in answers] == list(range(300))
+    right = [
+        answer["label"] == str(int(above)) for answer, above in zip(answers, (rows - 3) @ WEIGHTS > 0, strict=True)
+    ]
+    assert np.mean(right) > 0.75
+
+
+def test_rows_are_normalised_as_the_build_found_them(features):
+    config = TrainConfig(dataset=str(features / "dataset"), output="nowhere", epochs=1)
+    source = open_source(config)
+    share = Share(worker=0, workers=1, batch=32, threads=1)
+    split = source.split("train")
+    read = evaluation_records(split, share, features=record_features(source), worker_batch=32)
+    rows = np.stack([record["features"] for record in read.take(split.records).as_numpy_iterator()])
+    np.testing.assert_allclose(
+        Transform(source.transform_directory)(rows), (rows - rows.mean(axis=0)) / rows.std(axis=0), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_the_graph_of_several_labels_takes_pictures_alone(tmp_path):
+    """Its label input is sparse, and training has no label names to feed."""
+    lines = []
+    for number in range(12):
+        (tmp_path / f"{number}.png").write_bytes(encoded(picture(number, size=(8, 8)), "PNG"))
+        labels = [name for bit, name in enumerate(("left", "right")) if number >> bit & 1]
+        lines.append(json.dumps({"path": f"{number}.png", "label": labels}) + "\n")
+    (tmp_path / "listing.jsonl").write_text("".join(lines))
+    sections = {"labels": {"kind": "multi"}, "image": {"resize": "exact:8"}, "splits": {"fractions": {"train": 1.0}}}
+    run_build(make_config(tmp_path / "listing.jsonl", tmp_path / "dataset", **sections))
+    config = TrainConfig(dataset=str(tmp_path / "dataset"), output="nowhere", epochs=1, global_batch=12)
+    source, share = open_source(config), Share(worker=0, workers=1, batch=12, threads=1)
+    batch = next(iter(evaluation_dataset(config, source, share, split="train")))
+    assert sorted(map(tuple, batch["label"].numpy().tolist())) == sorted([(0, 0), (1, 0), (0, 1), (1, 1)] * 3)
+    normalised = Transform(source.transform_directory)(batch["image"]).numpy()
+    assert abs(normalised.mean()) < 0.05
