@@ -13,6 +13,7 @@ from pipelines.analyst import Analyst
 from pipelines.commit import commit
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
+from pipelines.objects import use_options
 from pipelines.plan import Plan
 from pipelines.progress import show_progress
 from pipelines.runner import is_local, run_build, run_plan
@@ -28,6 +29,7 @@ def build(
     config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, overwrite: bool, started: float
 ) -> Manifest:
     """Builds the dataset and says what was made, where, and what to do next."""
+    use_options(options)  # the sources that it names may be remote, and are looked at before Beam has seen them
     check_sources(config)
     check_output(config)
     folder = BuildFolder(Path(config.output))
@@ -45,6 +47,7 @@ def build(
 
 def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
     """Lists the source and prints what a build would make."""
+    use_options(options)  # the sources that it names may be remote, and are looked at before Beam has seen them
     check_sources(config)
     planned = run_plan(config, options=options)
     check_not_empty(planned, config)

@@ -165,7 +165,7 @@ def read_input(location: Location, image: ImageConfig) -> bytes:
     if not location.form:
         check_size(location.size, image)
     try:
-        with open_binary(location.path) as stream:
+        with open_binary(location.path, buffered=False) as stream:
             if location.is_whole_file:
                 return _read_file(stream, location)
             if location.modified and os.fstat(stream.fileno()).st_mtime_ns != location.modified:

@@ -112,13 +112,11 @@ def _partition(root: str, path: str, note: str, *, split: str = "", label: str =
 
 def rows(part: Partition, source: SourceConfig, config: BuildConfig, spool: Spool) -> Iterator[Row]:
     """A row per file."""
-    matcher = glob_matcher(source.path) if is_glob(source.path) and part.root != source.path else None
+    matches = glob_matcher(source.path) if is_glob(source.path) and part.root != source.path else None
     pattern = re.compile(source.label_pattern) if source.label_pattern else None
     for file in walk_files(part.path, deep=part.note != LOOSE):
         key = relative_key(file.path, part.root)
-        if not file.problem.startswith("the folder") and not is_input(key, loose=part.note == LOOSE):
-            continue
-        if matcher is None or matcher.match(key):
+        if file.is_folder_problem or (is_input(key, loose=part.note == LOOSE) and (matches is None or matches(key))):
             yield _row(file, key, part, pattern)
 
 
@@ -143,7 +141,7 @@ def is_input(key: str, *, loose: bool) -> bool:
     suffix = "." + name.rpartition(".")[2].lower() if "." in name else ""
     if loose:
         return suffix in IMAGE_SUFFIXES
-    return not name.startswith(".") and suffix not in SIDECAR_SUFFIXES
+    return not key.startswith(".") and "/." not in key and suffix not in SIDECAR_SUFFIXES
 
 
 KIND = Kind(check, partition, rows)

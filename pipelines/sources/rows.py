@@ -16,7 +16,7 @@ from pipelines.config import BuildConfig, ColumnConfig, SourceConfig
 from pipelines.reasons import Reason
 from pipelines.sources.base import Partition, Row
 from pipelines.sources.cells import as_list, cast, is_finite_box, is_several, shown, split_text, text_of, unwrap
-from pipelines.storage import file_stat, is_remote, open_text
+from pipelines.storage import file_stat, is_remote, join_path, open_text
 from pipelines.values import Box, Cell, Fault, InputRef, Location, Scalar
 from shards.errors import UsageError
 
@@ -104,10 +104,7 @@ class RowReader:
     def _locate(self, values: Mapping[str, Any], partition: Partition) -> tuple[Location, str, Fault | None]:
         path = path_of(self.find(values, "path"))
         root = self.source.root or partition.root
-        folder = self.source.root or partition.folder or root
-        inside = f"{folder.rstrip('/')}/{path}" if is_remote(folder) else os.path.join(folder, path)
-        joined = path if is_remote(path) else inside
-        location = joined if is_remote(joined) else os.path.normpath(joined)
+        location = join_path(self.source.root or partition.folder or root, path)
         found = file_stat(location)
         fault = Fault(Reason.UNREADABLE, found.problem) if found.problem else None
         return Location(location, found.size, modified=found.modified), listing_key(location, root), fault
