@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from conftest import make_config, run_build
@@ -79,7 +81,7 @@ def server(*command: str, port: int) -> Iterator[str]:
 
 
 def write_files(root: Path) -> Path:
-    """Class folders with a broken picture and odd names, and a listing of some of them."""
+    """Class folders with a broken picture and odd names, listings of some of them, arrays and an archive."""
     write_class_folders(root / "photos", images=6)
     (root / "photos" / "cat" / "broken.jpg").write_bytes(b"no picture")
     (root / "photos" / "cat" / "empty.png").write_bytes(b"")
@@ -92,6 +94,15 @@ def write_files(root: Path) -> Path:
     (lists / "near" / "x.jpg").write_bytes((root / "photos" / "dog" / "002.jpg").read_bytes())
     (lists / "a.csv").write_text("path,label\nnear/x.jpg,cat\nnear/../near/gone.jpg,cat\n")
     (lists / "b.csv").write_text("path,label,id\n../photos/dog/001.jpg,dog,second\n")
+    for number in range(2):
+        pixels = np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3) + np.uint8(number)
+        np.savez(root / f"part_{number}.npz", data=pixels, labels=np.arange(3))
+    with tarfile.open(root / "a.tar", "w") as archive:
+        for file in sorted((root / "photos" / "dog").glob("00*.jpg")):
+            archive.add(file, f"{file.stem}.jpg")
+            (root / "lists" / "label").write_text("dog")
+            archive.add(root / "lists" / "label", f"{file.stem}.cls")
+    (root / "lists" / "label").unlink()
     return root
 
 
@@ -137,9 +148,10 @@ def options(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_kinds(base: str, output: Path) -> BuildConfig:
-    """Class folders and a glob of listings, in one build."""
+    """Class folders, globs of listings and of arrays, and an archive, in one build."""
+    paths = {"folders": "photos", "listings": "lists/*.csv", "arrays": "part_*.npz", "archive": "a.tar"}
     values = {
-        "sources": [{"path": f"{base}/photos", "name": "folders"}, {"path": f"{base}/lists/*.csv", "name": "listings"}],
+        "sources": [{"path": f"{base}/{path}", "name": name} for name, path in paths.items()],
         "output": str(output),
         "image": {"resize": "exact:16", "encode": {"format": "png"}},
         "splits": {"fractions": {"train": 0.6, "validation": 0.4}},
@@ -168,7 +180,7 @@ def test_a_remote_build_makes_the_bytes_of_a_local_one(stores, local_build, tmp_
     assert digests(made) == digests(local_build)
     assert made.counts == local_build.counts
     assert made.counts.rejected == {"empty_file": 1, "unknown_format": 1, "unreadable": 1}
-    assert made.counts.written == 15
+    assert made.counts.written == 26
 
 
 def listed(config: BuildConfig) -> dict[str, InputRef]:
