@@ -32,7 +32,12 @@ CLASS, LOOSE, FLAT = "class", "loose", "flat"  # the notes of our partitions
 
 def root_of(source: SourceConfig) -> str:
     """The folder itself, or the one in which a glob looks."""
-    return glob_root(source.path) if is_glob(source.path) and not is_folder(source.path) else source.path
+    return glob_root(source.path) if _is_filter(source) else source.path.rstrip("/") or "/"
+
+
+def _is_filter(source: SourceConfig) -> bool:
+    """Whether the path has wildcards; a folder may well be called like some."""
+    return is_glob(source.path) and not is_folder(source.path)
 
 
 def layout_of(source: SourceConfig, config: BuildConfig) -> str:
@@ -112,7 +117,7 @@ def _partition(root: str, path: str, note: str, *, split: str = "", label: str =
 
 def rows(part: Partition, source: SourceConfig, config: BuildConfig, spool: Spool) -> Iterator[Row]:
     """A row per file."""
-    matches = glob_matcher(source.path) if is_glob(source.path) and part.root != source.path else None
+    matches = glob_matcher(source.path) if _is_filter(source) else None
     pattern = re.compile(source.label_pattern) if source.label_pattern else None
     for file in walk_files(part.path, deep=part.note != LOOSE):
         key = relative_key(file.path, part.root)
