@@ -143,8 +143,12 @@ def _open_regular(path: str, flags: int) -> int:
 
 def open_text(path: str, *, errors: str = "strict") -> io.TextIOWrapper:
     """UTF-8 text, without a byte order mark; line ends are kept for whoever parses them. `.gz` is decompressed."""
-    stream = cast(BinaryIO, gzip.open(open_binary(path))) if path.endswith(".gz") else open_binary(path)
+    stream = _open_gzip(path) if path.endswith(".gz") else open_binary(path)
     return io.TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline="")
+
+
+def _open_gzip(path: str) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(open_binary(path) if is_remote(path) else path))
 
 
 def file_stat(path: str) -> FileStat:

@@ -1,5 +1,6 @@
 """Sources in object stores, against real servers that imitate S3 and Google Cloud Storage."""
 
+import gzip
 import io
 import os
 import socket
@@ -236,6 +237,9 @@ def test_a_stream_reads_seeks_and_ends_like_a_file(stores, scheme):
         assert stream.read() == b""
     with open_text(f"{scheme}://{BUCKET}/lists/b.csv") as text:
         assert list(text) == ["path,label,id\n", "../photos/dog/001.jpg,dog,second\n"]
+    stores.put[scheme]("streams/list.csv.gz", gzip.compress(b"path,label\n"))
+    with open_text(f"{scheme}://{BUCKET}/streams/list.csv.gz") as text:
+        assert text.read() == "path,label\n"
     with pytest.raises(FileNotFoundError, match="No such file or directory"):
         open_binary(f"{scheme}://{BUCKET}/none").read()
 
