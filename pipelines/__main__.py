@@ -53,7 +53,11 @@ def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentPar
         allow_abbrev=False,
     )
     command.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file; see configs/")
-    command.add_argument("--source", metavar="PATH", help="class folder, or .csv/.jsonl listing (source.path)")
+    command.add_argument(
+        "--source",
+        metavar="PATH",
+        help="folder, listing, table, archive, array or TFRecord file, a glob of them, or module:function (source.path)",
+    )
     command.add_argument("--output", metavar="DIR", help="where the dataset goes (output)")
     command.add_argument("--resize", metavar="MODE[:SIZE]", help="e.g. center_crop:256, keep_ratio:512 (image.resize)")
     command.add_argument(

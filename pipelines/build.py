@@ -19,7 +19,7 @@ from pipelines.progress import show_progress
 from pipelines.runner import is_local, run_build, run_plan
 from pipelines.sources import check_sources, resolve
 from pipelines.sources.folders import root_of
-from pipelines.storage import is_remote
+from pipelines.storage import is_folder, is_remote
 from shards.errors import UsageError
 from shards.manifest import Manifest
 from shards.quiet import captured_stderr
@@ -75,11 +75,12 @@ def check_apart(output: Path, source: Path) -> None:
 
 
 def check_not_empty(plan: Plan, config: BuildConfig) -> None:
-    """Refuses a source without images."""
+    """Refuses sources without inputs, or without one that can be used."""
     if not plan.images:
-        raise UsageError(f"{describe_sources(config)} has no image files")
+        what = "has no image files" if all(is_folder(each.path) for each in config.all_sources) else "gives no inputs"
+        raise UsageError(f"{describe_sources(config)} {what}")
     if plan.faulty == plan.images:
-        raise UsageError(f"{describe_sources(config)} has no usable row; check its path and label columns")
+        raise UsageError(f"{describe_sources(config)}: none of the {plan.images:,} inputs can be used; {plan.fault}")
 
 
 def describe_sources(config: BuildConfig) -> str:

@@ -85,6 +85,7 @@ class Listing:
     labels: Counter[str] = field(default_factory=Counter)
     row_lengths: Counter[int] = field(default_factory=Counter)  # 0: pictures
     faulty: int = 0
+    fault: str = ""  # one of them, in words
 
     def add(self, ref: InputRef, config: BuildConfig) -> "Listing":
         """Counts one ref."""
@@ -93,6 +94,7 @@ class Listing:
         self.bytes[cell] += estimate_record_bytes(ref, config.image)
         if ref.fault:
             self.faulty += 1
+            self.fault = _first(self.fault, f"{ref.key}: {ref.fault.message}")
         else:
             self.labels.update(ref.labels)
             self.row_lengths[row_length(ref.location.form)] += 1
@@ -105,7 +107,12 @@ class Listing:
         self.labels.update(other.labels)
         self.row_lengths.update(other.row_lengths)
         self.faulty += other.faulty
+        self.fault = _first(self.fault, other.fault)
         return self
+
+
+def _first(one: str, other: str) -> str:
+    return min(one, other) if one and other else one or other
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,7 @@ class Plan:
     label_counts: Mapping[str, int]
     splits: tuple[SplitPlan, ...]
     faulty: int = 0
+    fault: str = ""  # what is wrong with one of them
     content: Content = field(default_factory=Content)
 
     @property
@@ -177,7 +185,7 @@ def make_plan(listing: Listing, config: BuildConfig, *, label_names: tuple[str, 
     counts = {label: listing.labels[label] for label in labels}
     content = find_content(listing)
     check_content(content, labels, listing, config)
-    return Plan(labels, counts, tuple(splits), faulty=listing.faulty, content=content)
+    return Plan(labels, counts, tuple(splits), faulty=listing.faulty, fault=listing.fault, content=content)
 
 
 def check_content(content: Content, labels: Sequence[str], listing: Listing, config: BuildConfig) -> None:

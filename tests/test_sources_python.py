@@ -325,6 +325,19 @@ def test_a_build_whose_function_fails_looks_like_no_dataset(tmp_path):
     assert list((tmp_path / "out").glob("*/*.tfrecord")) == []
 
 
+def test_a_function_that_gives_nothing_useful_is_refused_in_words(tmp_path):
+    config = make_config("user_data:returns", tmp_path / "out", source={"arguments": {"value": []}})
+    with pytest.raises(UsageError, match="^source.path user_data:returns gives no inputs$"):
+        run_build(config)
+    config = make_config("user_data:returns", tmp_path / "out", source={"arguments": {"value": [1, 2]}})
+    with pytest.raises(UsageError) as caught:
+        run_build(config)
+    assert str(caught.value) == (
+        "source.path user_data:returns: none of the 2 inputs can be used; "
+        "user_data:returns item 0: the item is a int" + WORDS
+    )
+
+
 def test_pictures_from_a_function_become_the_records_that_files_become(tmp_path):
     pictures = [encoded(picture(seed)) for seed in range(4)]
     for number, data in enumerate(pictures):

@@ -138,6 +138,14 @@ def test_ids_are_keys(tmp_path):
     assert [ref.key for ref in table_refs(table, tmp_path)] == ["one", "a.parquet/00000001"]
 
 
+def test_a_field_of_the_image_can_be_the_id(tmp_path):
+    table = write_table(
+        tmp_path / "a.parquet", {"image": pa.array([{"bytes": b"x", "path": "0.jpg"}], HF_IMAGE), "label": ["x"]}
+    )
+    (ref,) = table_refs(table, tmp_path, source={"fields": {"id": "image.path"}})
+    assert (ref.key, payload(ref)) == ("0.jpg", b"x")
+
+
 def test_files_of_several_folders_keep_apart(tmp_path):
     for split in ("train", "test"):
         write_table(tmp_path / split / "0.parquet", {"image": [split.encode()], "label": ["x"]})

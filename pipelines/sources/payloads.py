@@ -37,7 +37,9 @@ def with_payload(row: Row, source: SourceConfig, spool: Spool) -> Row:
     """The row with a location in the spool, or with the path that its payload is; with a fault if it has none."""
     for role in ROLES:
         if name := field_name(role, row.values, source):
-            return _store(row._replace(values={**row.values, name: None}), role, row.values[name], source, spool)
+            payload = row.values[name]
+            kept = {"path": payload.get("path")} if isinstance(payload, Mapping) else None  # `id: image.path` needs it
+            return _store(row._replace(values={**row.values, name: kept}), role, payload, source, spool)
     return _faulty(row, "image is empty")
 
 
