@@ -56,7 +56,7 @@ def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentPar
     command.add_argument(
         "--source",
         metavar="PATH",
-        help="folder, listing, table, archive, array or TFRecord file, a glob of them, or module:function (source.path)",
+        help="folder, listing, table, archive, array, TFRecord file, a glob of them, or module:function (source.path)",
     )
     command.add_argument("--output", metavar="DIR", help="where the dataset goes (output)")
     command.add_argument("--resize", metavar="MODE[:SIZE]", help="e.g. center_crop:256, keep_ratio:512 (image.resize)")
