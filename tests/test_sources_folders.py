@@ -19,6 +19,7 @@ from pipelines.config import BuildConfig
 from pipelines.process import Made, Refused, Task, process_input
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
+from pipelines.sources.folders import is_input
 from pipelines.values import InputRef
 from shards.errors import UsageError
 from shards.example import decode_example
@@ -166,8 +167,9 @@ def test_a_folder_called_like_a_glob_is_that_folder(tmp_path, monkeypatch):
 
 
 def test_hidden_files_and_folders_are_left_out(tmp_path):
-    write(tmp_path, "cat/a.jpg", "cat/.a.jpg", "cat/.ipynb_checkpoints/a.jpg", ".git/b.jpg")
+    write(tmp_path, "cat/a.jpg", "cat/.a.jpg", "cat/..b.jpg", "cat/.ipynb_checkpoints/a.jpg", ".git/b.jpg")
     assert sorted(listed(make_config(tmp_path, "o"))) == ["cat/a.jpg"]
+    assert is_input("cat/../../up.jpg", loose=False)  # in an archive: not hidden, and told as what it is
 
 
 def test_folders_have_no_boxes_columns_or_targets(tmp_path):

@@ -27,6 +27,7 @@ IMAGE_SUFFIXES = frozenset({
 })
 # fmt: on
 _LOOSE = Fault(Reason.NO_LABEL, "the file lies in no class folder")
+_HIDDEN = re.compile(r"(^|/)\.(?!\.?(/|$))")  # a name that starts with a dot, at any level; . and .. are no names
 CLASS, LOOSE, FLAT = "class", "loose", "flat"  # the notes of our partitions
 
 
@@ -146,7 +147,7 @@ def is_input(key: str, *, loose: bool) -> bool:
     suffix = "." + name.rpartition(".")[2].lower() if "." in name else ""
     if loose:
         return suffix in IMAGE_SUFFIXES
-    return not key.startswith(".") and "/." not in key and suffix not in SIDECAR_SUFFIXES
+    return suffix not in SIDECAR_SUFFIXES and not _HIDDEN.search(key)
 
 
 KIND = Kind(check, partition, rows)
