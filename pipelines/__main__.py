@@ -20,9 +20,10 @@ examples:
   python -m pipelines build configs/demo.yaml --set shards.target_mb=64
   python -m pipelines build configs/demo.yaml --direct_running_mode=multi_processing --direct_num_workers=8
   python -m pipelines plan configs/demo.yaml
+  python -m pipelines retry configs/demo.yaml          # after mending what rejected/*.jsonl lists
 
 Options that are not listed here are Apache Beam's (--runner, --direct_num_workers, ...).
-Exit codes: 0 done, 1 the build failed, 2 bad config or usage.
+Exit codes: 0 done, 1 the build or retry failed, 2 bad config or usage.
 """
 
 
@@ -36,10 +37,16 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan|retry")
     build = _add_command(commands, "build", "write the dataset")
     build.add_argument("--overwrite", action="store_true", help="replace a finished dataset at the output")
     _add_command(commands, "plan", "dry run: list metadata, print images, classes, splits, shards and estimated bytes")
+    _add_command(
+        commands,
+        "retry",
+        "try the rejected inputs of a dataset again, and take in what was added, changed or removed; "
+        "the result is the same as that of a fresh build",
+    )
     return parser
 
 
@@ -93,9 +100,13 @@ def main(argv: Sequence[str]) -> int:
     # The analyst takes longest to get ready, so it starts before Beam is imported here.
     with start_analyst() as analyst:
         from pipelines.build import build
+        from pipelines.retry import retry
 
         options = _beam_options(rest)
-        build(config, options=options, analyst=analyst, overwrite=arguments.overwrite, started=started)
+        if arguments.command == "retry":
+            retry(config, options=options, analyst=analyst, started=started)
+        else:
+            build(config, options=options, analyst=analyst, overwrite=arguments.overwrite, started=started)
     return DONE
 
 

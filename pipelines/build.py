@@ -1,4 +1,4 @@
-"""The two commands as functions: a build from checks to summary, and its dry run."""
+"""Two commands as functions: a build from checks to summary, and its dry run."""
 
 import sys
 import time
@@ -16,6 +16,7 @@ from pipelines.layout import BuildFolder
 from pipelines.objects import use_options
 from pipelines.plan import Plan
 from pipelines.progress import show_progress
+from pipelines.recipe import Recipe
 from pipelines.runner import is_local, run_build, run_plan
 from pipelines.sources import check_sources, resolve
 from pipelines.sources.folders import root_of
@@ -33,16 +34,31 @@ def build(
     check_sources(config)
     check_output(config)
     folder = BuildFolder(Path(config.output))
+    folder.finish_publishing()
     folder.prepare(overwrite=overwrite)
     writing = time.monotonic()
-    with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
-        plan = run_build(config, options=options)
+    plan = write_shards(config, options=options)
     rate = plan.images / (time.monotonic() - writing)
-    check_not_empty(plan, config)
-    print("analysing labels, pixels and columns with tf.Transform", file=sys.stderr)
-    manifest = commit(plan, config, analyst=analyst, options=_analysis_options(options))
-    print_summary(manifest, config, rate=rate, seconds=time.monotonic() - started)
+    manifest = analyze_and_commit(plan, config, options=options, analyst=analyst)
+    print_summary(manifest, config)
+    print_end(config, f"{rate:,.0f} inputs/s written, {time.monotonic() - started:.1f} s in all")
     return manifest
+
+
+def write_shards(config: BuildConfig, *, options: PipelineOptions, donor: Path | None = None) -> Plan:
+    """Lists, plans and writes into the prepared output, while a person can watch."""
+    folder = BuildFolder(Path(config.output))
+    Recipe.of(config).save(folder.recipe)
+    with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
+        plan = run_build(config, options=options, donor=donor)
+    check_not_empty(plan, config)
+    return plan
+
+
+def analyze_and_commit(plan: Plan, config: BuildConfig, *, options: PipelineOptions, analyst: Analyst) -> Manifest:
+    """Turns written shards into a complete dataset."""
+    print("checking the accounts, analysing labels, pixels and columns with tf.Transform", file=sys.stderr)
+    return commit(plan, config, analyst=analyst, options=_analysis_options(options))
 
 
 def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
@@ -117,14 +133,17 @@ def print_plan(plan: Plan) -> None:
     print("nothing was written; build it with `python -m pipelines build` and the same arguments")
 
 
-def print_summary(manifest: Manifest, config: BuildConfig, *, rate: float, seconds: float) -> None:
-    """What was made, where, and the next command."""
+def print_summary(manifest: Manifest, config: BuildConfig) -> None:
+    """What was made, and what became of every input."""
     rows = [
         (split.name, f"{split.records:,}", f"{len(split.shards):,}", f"{split.bytes / 1e6:,.1f}")
         for split in manifest.splits
     ]
     _print_table(manifest.name, ("split", "images", "shards", "MB"), rows)
     counts, rejected = manifest.counts, sum(manifest.counts.rejected.values())
+    if len(config.all_sources) > 1:
+        header = ("source", "split", "listed", "written", "rejected", "duplicates")
+        _print_table("Accounts", header, [[str(cell) for cell in dict(each).values()] for each in counts.sources])
     print(
         f"{counts.listed:,} listed = {counts.written:,} written + {rejected:,} rejected "
         f"+ {counts.duplicates:,} duplicates"
@@ -132,15 +151,23 @@ def print_summary(manifest: Manifest, config: BuildConfig, *, rate: float, secon
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items())
         print(f"rejected: {reasons}; see {config.output}/rejected")
-    print(f"{len(manifest.labels):,} classes, {rate:,.0f} images/s written, {seconds:.1f} s in all")
+    if counts.kept_truncated:
+        print(f"{counts.kept_truncated:,} written pictures were cut off and kept (image.truncated)")
+    if config.boxes:
+        print(f"boxes: {counts.boxes_kept:,} kept, {counts.boxes_dropped:,} dropped")
+
+
+def print_end(config: BuildConfig, speed: str) -> None:
+    """Where everything is, and the next command."""
+    print(speed)
     print(f"dataset: {config.output}   report: {config.output}/report.html")
     print(f"next:    python -m shards verify {config.output}")
 
 
 def _print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left")
-    for place, name in enumerate(header):
-        table.add_column(name, justify="left" if place == 0 else "right")
+    for name in header:
+        table.add_column(name, justify="left" if name in ("source", "split") else "right")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -248,7 +248,8 @@ class TransformConfig(Settings):
 class BuildConfig(Settings):
     """One build: one source or several, an output directory, and everything that shapes the bytes between them.
 
-    The two budgets are one number, or numbers by reason: `{truncated: 10, all: 50}`.
+    The two budgets are one number, or numbers by reason: `{truncated: 10, all: 50}`. Every reject needs a limit that
+    covers it, and every limit must hold; if nothing is set, nothing may be rejected.
     """
 
     source: SourceConfig | None = None
@@ -262,7 +263,7 @@ class BuildConfig(Settings):
     image: ImageConfig = ImageConfig()
     shards: ShardsConfig = ShardsConfig()
     transform: TransformConfig = TransformConfig()
-    max_reject_fraction: Fraction | dict[str, Fraction] = 0.0
+    max_reject_fraction: Fraction | dict[str, Fraction] | None = None
     max_rejects: Count | dict[str, Count] | None = None
     quarantine: bool = False
 
@@ -270,6 +271,10 @@ class BuildConfig(Settings):
     def all_sources(self) -> tuple[SourceConfig, ...]:
         """The sources, one or more."""
         return self.sources or ((self.source,) if self.source else ())
+
+    def source_name(self, number: int) -> str:
+        """What the accounts call a source."""
+        return self.all_sources[number].name or "default"
 
     @property
     def scalar_columns(self) -> dict[str, ColumnConfig]:

@@ -16,7 +16,6 @@ from shards.files import open_atomically
 
 # `pixel` is the picture's mean colour: a picture is a batch of pixels, and this is their average.
 PIXEL, PIXEL_SQUARE, FEATURES, LABEL_NAME, TARGET = "pixel", "pixel_square", "features", "label_name", "target"
-INPUT = "input"  # the digest of the example's ref, by which a later run knows that the input is still the same
 _ARROW_TYPES = {"int": pa.int64(), "float": pa.float32(), "text": pa.binary()}
 _BATCH_ROWS = 10_000
 
@@ -33,18 +32,18 @@ def facts_schema(config: BuildConfig, content: Content) -> pa.Schema:
     return pa.schema(fields)
 
 
-class FactsWriter:
-    """Collects the rows of one shard and writes them as one Arrow file."""
+class RowWriter:
+    """Collects rows, one for each example of a shard, and writes them as one Arrow file."""
 
-    def __init__(self, config: BuildConfig, content: Content) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
         """Rows stay in memory until `save`, packed: a hundred bytes for a picture, four for a feature."""
-        self._schema = facts_schema(config, content).append(pa.field(INPUT, pa.uint64()))
+        self._schema = schema
         self._columns: list[list[Any]] = [[] for _ in self._schema.names]
         self._batches: list[pa.RecordBatch] = []
 
-    def add(self, row: Sequence[Any], digest: int) -> None:
-        """Adds the row of one example, with the digest of its ref."""
-        for column, value in zip(self._columns, (*row, digest), strict=True):
+    def add(self, row: Sequence[Any]) -> None:
+        """Adds a row."""
+        for column, value in zip(self._columns, row, strict=True):
             column.append(value)
         if len(self._columns[-1]) == _BATCH_ROWS:
             self._pack()
@@ -64,7 +63,6 @@ class FactsWriter:
 
 
 def read_facts(path: str) -> list[pa.RecordBatch]:
-    """The batches of one shard's facts, as tf.Transform sees them."""
+    """The batches of one shard's facts."""
     with pa.ipc.open_file(path) as reader:
-        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-    return [batch.select([name for name in batch.schema.names if name != INPUT]) for batch in batches]
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]

@@ -1,7 +1,10 @@
 """Where a build puts things.
 
-The dataset's own files; the state beside them from which later runs go on (plan, receipts, facts); and the working
-files under `.build`, of which a finished build leaves no trace.
+The dataset's own files; the state beside them from which later runs go on (recipe, plan, receipts, facts); and the
+working files under `.build`, of which a finished build leaves no trace.
+
+A run that changes a dataset makes a whole new one in `.build/next` and then moves it into place. The move can be cut
+off at any point: from the moment it is announced, whoever comes next finishes it first.
 """
 
 import dataclasses
@@ -49,6 +52,26 @@ class BuildFolder:
         return self.state / "plan.json"
 
     @property
+    def recipe(self) -> Path:
+        """The settings that shaped the bytes."""
+        return self.state / "recipe.json"
+
+    @property
+    def seen_here(self) -> Path:
+        """What is true of the inputs on this machine only, and so is no part of what the manifest lists."""
+        return self.state / "seen"
+
+    @property
+    def next(self) -> "BuildFolder":
+        """Where the dataset that will replace this one is made."""
+        return BuildFolder(self.work / "next")
+
+    @property
+    def ready(self) -> Path:
+        """The announcement that the next dataset is whole, with the names of what it consists of."""
+        return self.work / "ready.json"
+
+    @property
     def worker_log(self) -> Path:
         """What workers and native libraries say while the job runs."""
         return self.work / "workers.log"
@@ -65,6 +88,10 @@ class BuildFolder:
         """The inputs that this shard did not take."""
         return self.root / "rejected" / f"{shard.slug}.jsonl"
 
+    def quarantine(self, sha256: str) -> Path:
+        """The bytes of a rejected input, by their hash."""
+        return self.root / "rejected" / "quarantine" / sha256[:2] / sha256
+
     def receipt(self, shard: PlannedShard) -> Path:
         """What the finished shard says of itself."""
         return self.state / "receipts" / f"{shard.slug}.json"
@@ -73,9 +100,21 @@ class BuildFolder:
         """One row per example, for tf.Transform."""
         return self.state / "facts" / f"{shard.slug}.arrow"
 
+    def seen(self, shard: PlannedShard) -> Path:
+        """By what its inputs can be known again."""
+        return self.seen_here / f"{shard.slug}.arrow"
+
     def progress(self, shard: PlannedShard) -> Path:
         """How far the shard's worker is."""
         return self.work / "progress" / shard.slug
+
+    def listing(self, partition: int) -> Path:
+        """How many inputs of a partition have been listed."""
+        return self.work / "listing" / str(partition)
+
+    def taken(self, shard: PlannedShard) -> Path:
+        """How many records a rewritten shard took over from the dataset before."""
+        return self.work / "taken" / shard.slug
 
     def prepare(self, *, overwrite: bool) -> None:
         """Makes an empty output directory; only an unfinished build is cleared without being told to overwrite."""
@@ -98,10 +137,41 @@ class BuildFolder:
         self.manifest.unlink(missing_ok=True)
         if self.root.is_dir():
             for path in self.root.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for folder in (self.state / "receipts", self.state / "facts", self.work / "progress"):
+                _remove(path)
+        for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
             folder.mkdir(parents=True)
-        (self.root / "rejected").mkdir()
+        for name in ("progress", "listing", "taken"):
+            (self.work / name).mkdir(parents=True)
+
+    def publish_next(self) -> None:
+        """Replaces this dataset by the next one; until the last step nothing looks complete that is not."""
+        names = sorted(path.name for path in self.next.root.iterdir() if path != self.next.work)
+        write_atomically(self.ready, json.dumps(names).encode())
+        self.finish_publishing()
+
+    def finish_publishing(self) -> None:
+        """Does what is left to do of an announced replacement; nothing if none was announced."""
+        if not self.ready.exists():
+            return
+        names = json.loads(self.ready.read_text())
+        # A manifest that is still among the next dataset's files is not in place yet: the one in place is the old one.
+        if self.next.manifest.exists() or MANIFEST not in names:
+            self.manifest.unlink(missing_ok=True)
+        for path in self.root.iterdir():
+            if path != self.work and path.name not in names:
+                _remove(path)
+        for name in sorted(names, key=lambda name: name == MANIFEST):
+            if (self.next.root / name).exists():
+                _remove(self.root / name)
+                (self.next.root / name).rename(self.root / name)
+        shutil.rmtree(self.next.root, ignore_errors=True)
+        self.ready.unlink()
+        if MANIFEST in names:
+            shutil.rmtree(self.work)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def save_plan(plan: Plan, path: Path) -> None:

@@ -6,6 +6,7 @@ List -> plan -> group references by shard -> write shards. Logic lives in the si
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import apache_beam as beam
@@ -13,9 +14,11 @@ import apache_beam as beam
 import pipelines.coders  # noqa: F401  (registers how refs travel)
 from pipelines.config import BuildConfig
 from pipelines.decoders import DecoderPool
+from pipelines.donor import Donor, rewrite_shard
 from pipelines.layout import BuildFolder, save_plan
 from pipelines.plan import Listing, Plan, choose_split, make_plan
 from pipelines.sources import list_partition, partition_sources
+from pipelines.sources.base import Partition
 from pipelines.sources.rows import read_names
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import write_shard
@@ -37,8 +40,14 @@ class ListInputs(beam.PTransform):
             root
             | "Partitions" >> beam.Create(partition_sources(self.config))  # Partition
             | "Spread" >> beam.Reshuffle()  # Partition
-            | "List" >> beam.FlatMap(list_partition, self.config, self.spool).with_output_types(InputRef)  # InputRef
+            | "List" >> beam.FlatMap(list_refs, self.config, self.spool).with_output_types(InputRef)  # InputRef
         )
+
+
+def list_refs(part: Partition, config: BuildConfig, spool: str) -> Iterator[InputRef]:
+    """The refs of a partition; a build, unlike a dry run, leaves their number where the driver looks for it."""
+    refs = list_partition(part, config, spool)
+    return _count_to(BuildFolder(Path(config.output)).listing(part.number), refs) if spool else refs
 
 
 @dataclass(eq=False)
@@ -98,6 +107,7 @@ class WriteShards(beam.PTransform):
     config: BuildConfig
     plan: beam.pvalue.AsSingleton
     decoders: int
+    donor: Path | None = None  # the dataset that this one replaces
 
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Receipt]:
         """Refs -> receipts."""
@@ -105,7 +115,7 @@ class WriteShards(beam.PTransform):
             refs
             | "KeyByShard" >> beam.Map(key_by_shard, self.plan, self.config).with_output_types(tuple[int, InputRef])
             | "GroupByShard" >> beam.GroupByKey()  # (shard number, [InputRef])
-            | "WriteShard" >> beam.ParDo(WriteShard(self.config, self.decoders), self.plan)  # Receipt
+            | "WriteShard" >> beam.ParDo(WriteShard(self.config, self.decoders, self.donor), self.plan)  # Receipt
         )
 
 
@@ -117,13 +127,14 @@ def key_by_shard(ref: InputRef, plan: Plan, config: BuildConfig) -> tuple[int, I
 class WriteShard(beam.DoFn):
     """Writes one shard per element; a DoFn because the decoders live as long as the worker."""
 
-    def __init__(self, config: BuildConfig, decoders: int) -> None:
+    def __init__(self, config: BuildConfig, decoders: int, donor: Path | None) -> None:
         """`decoders` is how many inputs one worker processes at once."""
-        self._config, self._count = config, decoders
+        self._config, self._count, self._donor = config, decoders, donor
 
     def setup(self) -> None:
         """Starts the decoders."""
         self._decoders = DecoderPool(self._config, self._count)
+        self._write = partial(rewrite_shard, donor=Donor(self._donor, self._config)) if self._donor else write_shard
 
     def teardown(self) -> None:
         """Lets the decoders go."""
@@ -133,7 +144,7 @@ class WriteShard(beam.DoFn):
         """(number, refs) -> the shard's receipt."""
         number, refs = element
         shard = plan.shards[number]
-        yield write_shard(
+        yield self._write(
             shard,
             refs,
             plan=plan,
@@ -141,6 +152,16 @@ class WriteShard(beam.DoFn):
             decoders=self._decoders,
             watch=_report_to(BuildFolder(Path(self._config.output)), shard),
         )
+
+
+def _count_to(path: Path, refs: Iterable[InputRef]) -> Iterator[InputRef]:
+    last, count = time.monotonic(), 0
+    for count, ref in enumerate(refs, start=1):
+        yield ref
+        if time.monotonic() - last > _REPORT_SECONDS:
+            last = time.monotonic()
+            path.write_bytes(b"%d" % count)
+    path.write_bytes(b"%d" % count)
 
 
 # Often enough for a person, rare enough to cost nothing.

@@ -84,13 +84,16 @@ class Listing:
     bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     row_lengths: Counter[int] = field(default_factory=Counter)  # 0: pictures
+    sources: Counter[tuple[str, int]] = field(default_factory=Counter)  # by split and number of the source
     faulty: int = 0
     fault: str = ""  # one of them, in words
 
     def add(self, ref: InputRef, config: BuildConfig) -> "Listing":
         """Counts one ref."""
-        cell = choose_split(ref, config.splits), order_hash(ref.key) >> (64 - PREFIX_BITS)
+        split = choose_split(ref, config.splits)
+        cell = split, order_hash(ref.key) >> (64 - PREFIX_BITS)
         self.images[cell] += 1
+        self.sources[split, ref.source] += 1
         self.bytes[cell] += estimate_record_bytes(ref, config.image)
         if ref.fault:
             self.faulty += 1
@@ -106,6 +109,7 @@ class Listing:
         self.bytes.update(other.bytes)
         self.labels.update(other.labels)
         self.row_lengths.update(other.row_lengths)
+        self.sources.update(other.sources)
         self.faulty += other.faulty
         self.fault = _first(self.fault, other.fault)
         return self
@@ -117,13 +121,14 @@ def _first(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """A split's shards as ranges of hash prefixes: shard i starts at `starts[i]`."""
+    """A split's shards as ranges of hash prefixes: shard i starts at `starts[i]`; `sources` counts its inputs."""
 
     name: str
     images: int
     estimated_bytes: int
     first_number: int
     starts: tuple[int, ...]
+    sources: Mapping[str, int] = field(default_factory=dict)
 
     def shard_of(self, ref: InputRef) -> PlannedShard:
         """The shard that holds a ref of this split."""
@@ -180,7 +185,12 @@ def make_plan(listing: Listing, config: BuildConfig, *, label_names: tuple[str, 
         images = sum(count for _, count in cells)
         starts = choose_ranges(name, prefixes, weights, images=images, config=config.shards)
         first = splits[-1].first_number + len(splits[-1].starts) if splits else 0
-        splits.append(SplitPlan(name, images, sum(weights), first, starts))
+        sources = {
+            config.source_name(number): listing.sources[name, number]
+            for number in range(len(config.all_sources))
+            if listing.sources[name, number]
+        }
+        splits.append(SplitPlan(name, images, sum(weights), first, starts, sources))
     labels = label_names or sort_labels(listing.labels)
     counts = {label: listing.labels[label] for label in labels}
     content = find_content(listing)

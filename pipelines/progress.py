@@ -21,11 +21,12 @@ _POLL_SECONDS, _LINE_SECONDS = 0.5, 5.0
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a build at one moment; `total` is None until the inputs are listed."""
+    """The state of a build at one moment; `total` is None until all inputs are listed."""
 
     total: int | None
     done: int = 0
     rejected: int = 0
+    listed: int = 0
 
 
 class Watch:
@@ -41,12 +42,19 @@ class Watch:
         """The counts now."""
         if self._total is None and self._folder.plan.exists():
             self._total = load_plan(self._folder.plan).images
+        if self._total is None:
+            return Status(None, listed=sum(self._listed()))
         for path in (self._folder.state / "receipts").glob("*.json"):
             if path.stem not in self._finished:
                 receipt = load_receipt(path)
                 self._finished[path.stem] = (receipt.listed, sum(receipt.rejected.values()))
         counts = [*self._finished.values(), *self._running()]
-        return Status(self._total, sum(done for done, _ in counts), sum(rejected for _, rejected in counts))
+        done, rejected = (sum(column) for column in zip((0, 0), *counts, strict=True))
+        return Status(self._total, done, rejected, listed=self._total)
+
+    def _listed(self) -> Iterator[int]:
+        for path in (self._folder.work / "listing").glob("*"):
+            yield int(path.read_text() or 0)  # nothing: the worker is writing it at this very moment
 
     def _running(self) -> Iterator[tuple[int, int]]:
         for path in (self._folder.work / "progress").glob("*-*"):
@@ -96,6 +104,8 @@ def _show_bar(watch: Watch, stop: threading.Event, console: Console) -> None:
                     rate=rate,
                     rejected=f"{status.rejected:,}",
                 )
+            else:
+                progress.update(task, completed=status.listed)
             if last_look:
                 return
 
@@ -116,7 +126,7 @@ def _show_lines(watch: Watch, stop: threading.Event, console: Console) -> None:
 def progress_line(status: Status, rate: float) -> str:
     """One line for a log."""
     if status.total is None:
-        return "listing inputs"
+        return f"listing: {status.listed:,} inputs so far"
     percent = 100 * status.done / max(status.total, 1)
     done = f"building: {status.done:,}/{status.total:,} images ({percent:.0f} %), {status.rejected:,} rejected"
     return f"{done}, {rate:,.0f} images/s, ETA {(status.total - status.done) / rate:,.0f} s" if rate else done

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pipelines.reasons import LISTED_TWICE
 from shards.example import decode_example
 from shards.manifest import Manifest, SplitEntry
 from shards.records import read_records
@@ -148,12 +149,13 @@ def _rejects(manifest: Manifest, root: Path) -> str:
 
 
 def read_rejects(root: Path, *, limit: int) -> list[dict[str, str]]:
-    """The first rejects of a dataset, in shard order."""
+    """The first rejects of a dataset, in shard order; an input that was merely listed twice is none."""
     rows: list[dict[str, str]] = []
     for path in sorted((root / "rejected").glob("*.jsonl")):
         with path.open(encoding="utf-8") as stream:
             for line in stream:
                 if len(rows) == limit:
                     return rows
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                rows += [row] if row["reason"] != LISTED_TWICE else []
     return rows

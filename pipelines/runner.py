@@ -77,15 +77,15 @@ def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
         return load_plan(path)
 
 
-def run_build(config: BuildConfig, *, options: PipelineOptions) -> Plan:
-    """Writes every shard and returns the plan that was carried out."""
+def run_build(config: BuildConfig, *, options: PipelineOptions, donor: Path | None = None) -> Plan:
+    """Writes every shard, with what the dataset at `donor` has of it, and returns the plan that was carried out."""
     folder = BuildFolder(Path(config.output))
     with explain_failures(config):
         with beam.Pipeline(options=options) as pipeline:
             refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool))
             plan = refs | "PlanShards" >> PlanShards(config, folder.plan)
             side = beam.pvalue.AsSingleton(plan)
-            _ = refs | "WriteShards" >> WriteShards(config, side, decoders_per_worker(options))
+            _ = refs | "WriteShards" >> WriteShards(config, side, decoders_per_worker(options), donor)
         return load_plan(folder.plan)
 
 

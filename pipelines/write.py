@@ -9,17 +9,17 @@ import hashlib
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pipelines.config import BuildConfig
-from pipelines.decoders import DecoderPool
-from pipelines.facts import FactsWriter
+from pipelines.facts import RowWriter, facts_schema
 from pipelines.layout import BuildFolder, save_receipt
 from pipelines.plan import Plan, order_hash
 from pipelines.process import Made, Outcome, Refused, Task
 from pipelines.reasons import LISTED_TWICE, Reason
+from pipelines.seen import SEEN_SCHEMA, Identities, describe_location, ref_digest, seen_row
 from pipelines.values import Account, Fault, InputRef, PlannedShard, Receipt, Reject
 from shards.files import open_atomically, write_atomically
 from shards.records import RecordWriter, WrittenShard
@@ -30,39 +30,65 @@ GROUP_TASKS, GROUP_BYTES = 32, 4_000_000
 Watcher = Callable[[int, int], None]  # told (inputs done, of these rejected)
 
 
+class Pending(Protocol):
+    """Outcomes that may not be there yet."""
+
+    def result(self) -> list[Outcome]:
+        """Waits for them."""
+
+
+class Processor(Protocol):
+    """Whoever turns tasks into outcomes, `count` groups at a time: decoders, or a donor of records before them."""
+
+    count: int
+
+    def submit(self, tasks: Sequence[Task], /) -> Pending:
+        """Takes a group of tasks."""
+
+
 def write_shard(
     shard: PlannedShard,
     refs: Iterable[InputRef],
     *,
     plan: Plan,
     config: BuildConfig,
-    decoders: DecoderPool,
+    decoders: Processor,
     watch: Watcher,
 ) -> Receipt:
     """Writes the shard with its index, facts and rejects; returns its receipt, which is stored last."""
     folder = BuildFolder(Path(config.output))
-    ordered = sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, ref.location.path, ref.location.offset))
-    tally, facts = Tally(config), FactsWriter(config, plan.content)
+    ordered = sort_refs(refs)
+    tally, identities = Tally(config), Identities(config)
+    facts, seen = RowWriter(facts_schema(config, plan.content)), RowWriter(SEEN_SCHEMA)
     with open_atomically(folder.shard(shard)) as stream, open_atomically(folder.index(shard)) as index:
         writer = RecordWriter(stream, index)
         for ref, outcome in process_ahead(ordered, plan.label_ids, decoders):
             if isinstance(outcome, Made):
                 writer.write(outcome.record)
-                facts.add(outcome.facts, ref_digest(ref))
+                facts.add(outcome.facts)
+                seen.add(seen_row(identities.of(ref), outcome))
+            elif outcome.data:
+                save_quarantined(outcome, folder)
             tally.add(ref, outcome)
-            watch(tally.listed, len(tally.rejects))
+            watch(tally.listed, len(tally.rejects) - tally.duplicates)
     facts.save(folder.facts(shard))
+    seen.save(folder.seen(shard))
     save_rejects(tally.rejects, folder.rejects(shard))
     receipt = tally.receipt(shard, writer.finish(), inputs=fingerprint_inputs(ordered))
     save_receipt(receipt, folder.receipt(shard))
     return receipt
 
 
+def sort_refs(refs: Iterable[InputRef]) -> list[InputRef]:
+    """Refs in the order of their shard: by the hash of the key; equal keys are neighbours."""
+    return sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, ref.location.path, ref.location.offset))
+
+
 def process_ahead(
-    refs: Iterable[InputRef], label_ids: Mapping[str, int], decoders: DecoderPool
+    refs: Iterable[InputRef], label_ids: Mapping[str, int], decoders: Processor
 ) -> Iterator[tuple[InputRef, Outcome]]:
     """Processes refs and yields them with their outcomes, in the order of the refs, a bounded number ahead."""
-    running: deque[tuple[list[InputRef], Future[list[Outcome]]]] = deque()
+    running: deque[tuple[list[InputRef], Pending]] = deque()
     for group in group_refs(mark_duplicates(refs)):
         running.append((group, decoders.submit([make_task(ref, label_ids) for ref in group])))
         if len(running) > 2 * decoders.count:
@@ -79,8 +105,8 @@ def make_task(ref: InputRef, label_ids: Mapping[str, int]) -> Task:
     return Task(ref._replace(labels=tuple(labels)), tuple(label_ids[label] for label in labels))
 
 
-def _outcomes(group: list[InputRef], future: "Future[list[Outcome]]") -> Iterator[tuple[InputRef, Outcome]]:
-    return zip(group, future.result(), strict=True)
+def _outcomes(group: list[InputRef], pending: Pending) -> Iterator[tuple[InputRef, Outcome]]:
+    return zip(group, pending.result(), strict=True)
 
 
 def mark_duplicates(refs: Iterable[InputRef]) -> Iterator[InputRef]:
@@ -116,11 +142,10 @@ def group_refs(refs: Iterable[InputRef]) -> Iterator[list[InputRef]]:
 
 @dataclass
 class Tally:
-    """What happened to the inputs of one shard."""
+    """What happened to the inputs of one shard; `rejects` holds a line for each that it did not take."""
 
     config: BuildConfig
     rejects: list[Reject] = field(default_factory=list)
-    duplicates: list[Reject] = field(default_factory=list)
     labels: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     sides: set[tuple[int, int]] = field(default_factory=set)
@@ -132,16 +157,22 @@ class Tally:
         """Inputs so far."""
         return self.totals["listed"]
 
+    @property
+    def duplicates(self) -> int:
+        """Inputs that were listed before."""
+        return self.totals["duplicates"]
+
     def add(self, ref: InputRef, outcome: Outcome) -> None:
         """Counts one input."""
-        self.totals["listed"] += 1
-        twice = isinstance(outcome, Refused) and outcome.reason == LISTED_TWICE
         made = isinstance(outcome, Made)
-        self.sources[source_name(ref, self.config)] += Account(1, int(made), int(not made and not twice), int(twice))
+        twice = isinstance(outcome, Refused) and outcome.reason == LISTED_TWICE
+        self.totals.update(listed=1, duplicates=int(twice))
+        account = Account(1, int(made), int(not made and not twice), int(twice))
+        self.sources[self.config.source_name(ref.source)] += account
         if isinstance(outcome, Made):
             self._add_made(ref, outcome)
         else:
-            (self.duplicates if twice else self.rejects).append(make_reject(ref, outcome, self.config))
+            self.rejects.append(make_reject(ref, outcome, self.config))
 
     def _add_made(self, ref: InputRef, made: Made) -> None:
         self.labels.update(ref.labels)
@@ -153,6 +184,7 @@ class Tally:
 
     def receipt(self, shard: PlannedShard, written: WrittenShard, *, inputs: str) -> Receipt:
         """The receipt of the finished shard."""
+        reasons = Counter(reject.reason for reject in self.rejects if reject.reason != LISTED_TWICE)
         heights, widths = zip(*self.sides, strict=True) if self.sides else ((0,), (0,))
         return Receipt(
             **dataclasses.asdict(written),
@@ -161,11 +193,11 @@ class Tally:
             listed=self.listed,
             inputs=inputs,
             labels=dict(sorted(self.labels.items())),
-            rejected=dict(sorted(Counter(reject.reason for reject in self.rejects).items())),
+            rejected=dict(sorted(reasons.items())),
             formats=dict(sorted(self.formats.items())),
             smallest=(min(heights), min(widths)),
             largest=(max(heights), max(widths)),
-            duplicates=len(self.duplicates),
+            duplicates=self.duplicates,
             boxes_kept=self.totals["boxes_kept"],
             boxes_dropped=self.totals["boxes_dropped"],
             kept_truncated=self.totals["kept_truncated"],
@@ -173,30 +205,17 @@ class Tally:
         )
 
 
-def source_name(ref: InputRef, config: BuildConfig) -> str:
-    """What the accounts call a ref's source."""
-    return config.all_sources[ref.source].name or "default"
-
-
 def make_reject(ref: InputRef, refused: Refused, config: BuildConfig) -> Reject:
     """The line that the rejects file gets."""
     return Reject(
         key=ref.key,
-        source=source_name(ref, config),
+        source=config.source_name(ref.source),
         location=describe_location(ref, config),
         reason=refused.reason,
         message=refused.message,
         bytes=refused.size or ref.location.size,
         sha256=refused.sha256,
     )
-
-
-def describe_location(ref: InputRef, config: BuildConfig) -> str:
-    """Where an input lies, relative to its source, so that the same inputs elsewhere give the same line."""
-    location, root = ref.location, config.all_sources[ref.source].path
-    path = location.path.removeprefix(f"{root.rstrip('/')}/") if location.path != root else Path(root).name
-    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return text if location.is_whole_file else f"{text}@{location.offset}+{location.size}"
 
 
 def save_rejects(rejects: Sequence[Reject], path: Path) -> None:
@@ -206,10 +225,12 @@ def save_rejects(rejects: Sequence[Reject], path: Path) -> None:
         write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
 
 
-def ref_digest(ref: InputRef) -> int:
-    """A 64-bit digest of everything known of an input before opening it, except where it is."""
-    known = (ref.key, ref.location.size, ref.location.form, *ref[2:8], ref.fault)
-    return int.from_bytes(hashlib.blake2b(json.dumps(known).encode(), digest_size=8).digest(), "little")
+def save_quarantined(refused: Refused, folder: BuildFolder) -> None:
+    """Keeps the bytes of a rejected input, once per content."""
+    path = folder.quarantine(refused.sha256)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, refused.data)
 
 
 def fingerprint_inputs(ordered: Iterable[InputRef]) -> str:

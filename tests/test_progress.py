@@ -11,7 +11,7 @@ from pipelines.runner import parse_beam_options, run_build
 
 
 def test_lines_for_a_log():
-    assert progress_line(Status(total=None), 0) == "listing inputs"
+    assert progress_line(Status(total=None, listed=1_234), 0) == "listing: 1,234 inputs so far"
     assert progress_line(Status(total=12_000, done=1_200, rejected=3), 480) == (
         "building: 1,200/12,000 images (10 %), 3 rejected, 480 images/s, ETA 22 s"
     )
@@ -25,13 +25,18 @@ def test_the_watch_adds_finished_and_running_shards(tmp_path, config_for):
     folder.prepare(overwrite=False)
     watch = Watch(folder)
     assert watch.status() == Status(total=None)
-    (folder.work / "progress" / "train-00007").write_text("5 2")  # a shard that is still being written
-    (folder.work / "progress" / "train-00008").write_text("")  # caught in the middle of a write
-    assert watch.status() == Status(total=None, done=5, rejected=2)
+    folder.listing(0).write_text("12")
+    folder.listing(1).write_text("")  # caught in the middle of a write
+    folder.listing(2).write_text("3")
+    assert watch.status() == Status(total=None, listed=15)
     run_build(config, options=parse_beam_options([], ours=()))
-    assert watch.status() == Status(total=20, done=25, rejected=2)
+    assert [folder.listing(part).read_text() for part in (0, 1)] == ["10", "10"]  # a partition for each class folder
+    assert watch.status() == Status(total=20, done=20, listed=20)
+    (folder.work / "progress" / "train-00007").write_text("5 2")  # a shard that is still being written
+    (folder.work / "progress" / "train-00008").write_text("")
+    assert watch.status() == Status(total=20, done=25, rejected=2, listed=20)
     (folder.work / "progress" / "train-00000").write_text("3 0")  # finished shards count by their receipt
-    assert watch.status() == Status(total=20, done=25, rejected=2)
+    assert watch.status() == Status(total=20, done=25, rejected=2, listed=20)
 
 
 def test_plain_lines_when_not_a_terminal(tmp_path, monkeypatch):
@@ -44,7 +49,7 @@ def test_plain_lines_when_not_a_terminal(tmp_path, monkeypatch):
         deadline = time.monotonic() + 10
         while not stream.getvalue() and time.monotonic() < deadline:
             time.sleep(0.02)
-    assert set(stream.getvalue().splitlines()) == {"listing inputs"}
+    assert set(stream.getvalue().splitlines()) == {"listing: 0 inputs so far"}
 
 
 def test_speed_is_measured_from_the_first_image(monkeypatch):
