@@ -52,7 +52,7 @@ class Identities:
         if location.is_whole_file:
             place = describe_file(ref, self._config), location.modified
         elif is_spooled(ref, self._config):
-            place = "", location.modified  # the hash of its bytes, wherever the copy lies
+            place = "", location.content  # wherever the copy lies
         else:
             if location.path not in self._files:
                 self._files[location.path] = describe_file(ref, self._config), _modified(location.path)

@@ -42,9 +42,8 @@ class Spool:
         size = memoryview(data).nbytes  # the length of an array's memory is its first side
         if self._stream:
             self._stream.write(data)
-        # The hash stands for the time of modification, by which other inputs are known to be what they were.
-        digest = int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "little") if self._stream else 0
-        location = Location(self._path, size, self._end, digest, form=form)
+        content = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") if self._stream else 0
+        location = Location(self._path, size, self._end, form=form, content=content)
         self._end += size
         return location
 

@@ -33,6 +33,7 @@ class Location(NamedTuple):
     modified: int = 0  # of a local file, in nanoseconds; 0: not known
     coding: str = ""
     form: str = ""
+    content: int = 0  # of a spooled copy: a hash of the bytes, by which they are known again
 
     @property
     def is_whole_file(self) -> bool:

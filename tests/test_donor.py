@@ -243,6 +243,6 @@ def test_members_of_a_file_that_was_touched_are_other_inputs(tmp_path):
 
 def test_spooled_inputs_are_the_same_wherever_their_copies_lie():
     one, two = make_config("m:f", "a", source={"kind": "python"}), make_config("m:f", "b", source={"kind": "python"})
-    first = Identities(one).of(InputRef("k", Location("a/.build/spool/000000.bin", 4, 0, 77)))
-    assert Identities(two).of(InputRef("k", Location("b/.build/spool/000003.bin", 4, 90, 77))) == first
-    assert Identities(two).of(InputRef("k", Location("b/.build/spool/000003.bin", 4, 90, 78))) != first
+    first = Identities(one).of(InputRef("k", Location("a/.build/spool/000000.bin", 4, 0, content=77)))
+    assert Identities(two).of(InputRef("k", Location("b/.build/spool/000003.bin", 4, 90, content=77))) == first
+    assert Identities(two).of(InputRef("k", Location("b/.build/spool/000003.bin", 4, 90, content=78))) != first
