@@ -1,12 +1,15 @@
 """Every field of the build config changes the result: a setting that does nothing is a defect."""
 
+import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
+import numpy as np
 import pytest
 from conftest import make_config, run_build
 from pictures import encoded, picture, write_class_folders
+from PIL import Image
 from pydantic import BaseModel
 
 from pipelines.config import BuildConfig, parse_resize
@@ -14,7 +17,7 @@ from pipelines.layout import BuildFolder, load_plan, load_receipt
 from pipelines.runner import parse_beam_options
 from pipelines.runner import run_build as run_job
 from shards.errors import ShardsmithError, UsageError
-from shards.settings import load_settings
+from shards.settings import load_settings, validate
 
 OPTIONS = parse_beam_options([], ours=())
 
@@ -26,17 +29,31 @@ def raw(tmp_path_factory) -> Path:
     write_class_folders(root / "other", images=4)
     write_class_folders(root / "split" / "train", images=6)
     write_class_folders(root / "split" / "test", images=4)
-    (root / "big").mkdir()
-    rows = ["path,label,split,age,city"]
-    for number in range(10):
-        path = root / "big" / f"{number}.jpg"
-        path.write_bytes(encoded(picture(number, size=(80, 60)), quality=100))
-        rows.append(
-            f"big/{number}.jpg,{'ab'[number % 2]},{['train', 'test'][number % 3 == 0]},{number},{'xy'[number % 2]}"
-        )
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for folder, seed, options in (("", 0, {}), ("twin", 7, {}), ("turned", 0, {"exif": exif})):
+        (root / folder / "big").mkdir(parents=True)
+        for number in range(10):
+            data = encoded(picture(number + seed, size=(80, 60)), quality=100, **options)
+            (root / folder / "big" / f"{number}.jpg").write_bytes(data)
     for suffix in ("csv", "data"):
-        (root / f"list.{suffix}").write_text("\n".join(rows) + "\n")
+        write_listing(root / f"list.{suffix}")
+    (root / "ab.txt").write_text("a\nb\n")
+    (root / "ba.txt").write_text("b\na\n")
+    np.save(root / "x.npy", np.arange(6 * 64, dtype=np.uint8).reshape(6, 8, 8))
+    np.save(root / "y.npy", np.array([0, 1, 0, 1, 0, 1]))
+    np.save(root / "z.npy", np.array([0, 0, 0, 1, 1, 1]))
     return root
+
+
+def write_listing(path: Path) -> None:
+    with path.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["path", "label", "split", "age", "city", "tags", "pair", "boxes", "kinds", "odd_split"])
+        for n in range(10):
+            split = ["train", "test"][n % 3 == 0]
+            texts = ["a;b|c", "1|2", "[[2, 3, 30, 50], [1, 3, 8, 50]]", '["near", "edge"]', ["train", "night"][n % 2]]
+            rows.writerow([f"big/{n}.jpg", "ab"[n % 2], split, n, "xy"[n % 2], *texts])
 
 
 def job_result(config: BuildConfig) -> dict[str, Any]:
@@ -51,19 +68,72 @@ def job_result(config: BuildConfig) -> dict[str, Any]:
     return {"plan": plan, "receipts": [load_receipt(folder.receipt(shard)) for shard in plan.shards]}
 
 
-# field -> (settings, the same with the field changed); the job's result must differ.
+# field -> (settings, the same with the field changed); the job's result must differ. RAW stands for the test's folder.
 LISTING = {"source": {"path": "list.csv"}}
+FLAT = {"path": "plain", "layout": "flat"}
+BOXED = LISTING | {"labels": {"kind": "none"}, "boxes": {}, "image": {"resize": "center_crop:60"}}
+TAGGED = {"source": {"path": "list.csv", "fields": {"label": "tags"}}}
+PAIRED = {"source": {"path": "list.csv", "fields": {"label": "pair"}}}
 JOB_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "source.path": ({}, {"source": {"path": "other"}}),
+    "source.name": ({}, {"source": {"name": "pets"}}),
     "source.layout": ({"source": {"path": "split"}}, {"source": {"path": "split", "layout": "class"}}),
+    "source.label_pattern": (
+        {"source": {**FLAT, "label_pattern": "(?P<label>cat|dog)/"}},
+        {"source": {**FLAT, "label_pattern": "(?P<label>[cd])"}},
+    ),
+    "source.fields": (LISTING, {"source": {"path": "list.csv", "fields": {"label": "city"}}}),
+    "source.root": (LISTING, {"source": {"path": "list.csv", "root": "RAW/twin"}}),
+    "source.split": ({}, {"source": {"split": "test"}}),
+    "source.labels_path": (
+        {"source": {"path": "x.npy", "labels_path": "RAW/y.npy"}},
+        {"source": {"path": "x.npy", "labels_path": "RAW/z.npy"}},
+    ),
+    "sources": (
+        {"source": {"path": "plain", "name": "a"}},
+        {"sources": [{"path": "RAW/plain", "name": "a"}, {"path": "RAW/other", "name": "b"}]},
+    ),
+    "labels.kind": (LISTING, {**LISTING, "labels": {"kind": "none"}}),
+    "labels.names": (
+        {**LISTING, "labels": {"names": "RAW/ab.txt"}},
+        {**LISTING, "labels": {"names": "RAW/ba.txt"}},
+    ),
+    "labels.separator": (
+        {**TAGGED, "labels": {"kind": "multi"}},
+        {**TAGGED, "labels": {"kind": "multi", "separator": ";"}},
+    ),
+    "labels.length": (
+        {**PAIRED, "labels": {"kind": "regression"}},
+        {**PAIRED, "labels": {"kind": "regression", "length": 2}},
+    ),
     "columns": (LISTING, {**LISTING, "columns": {"age": {"type": "int"}}}),
     "columns.*.type": (
         {**LISTING, "columns": {"age": {"type": "int"}}},
         {**LISTING, "columns": {"age": {"type": "float"}}},
     ),
+    "columns.*.list": (
+        {**LISTING, "columns": {"kinds": {"type": "text"}}},
+        {**LISTING, "columns": {"kinds": {"type": "text", "list": True}}},
+    ),
+    "columns.*.per": (
+        {**BOXED, "columns": {"kinds": {"type": "text", "list": True}}},
+        {**BOXED, "columns": {"kinds": {"type": "text", "per": "box"}}},
+    ),
+    "boxes": (LISTING, {**LISTING, "boxes": {}}),
+    "boxes.format": (BOXED, {**BOXED, "boxes": {"format": "xywh"}}),
+    "boxes.unit": (BOXED, {**BOXED, "boxes": {"unit": "fraction"}}),
+    "boxes.frame": (
+        {**BOXED, "source": {"path": "list.csv", "root": "RAW/turned"}},
+        {**BOXED, "source": {"path": "list.csv", "root": "RAW/turned"}, "boxes": {"frame": "upright"}},
+    ),
+    "boxes.min_visible": (BOXED, {**BOXED, "boxes": {"min_visible": 0.8}}),
     "splits.fractions": ({}, {"splits": {"fractions": {"train": 0.5, "test": 0.5}}}),
     "splits.salt": ({}, {"splits": {"salt": "pepper"}}),
     "splits.use_given": ({"source": {"path": "split"}}, {"source": {"path": "split"}, "splits": {"use_given": False}}),
+    "splits.given": (
+        {"source": {"path": "list.csv", "fields": {"split": "odd_split"}}},
+        {"source": {"path": "list.csv", "fields": {"split": "odd_split"}}, "splits": {"given": ["night"]}},
+    ),
     "image.resize.mode": ({"image": {"resize": "exact:20"}}, {"image": {"resize": "center_crop:20"}}),
     "image.resize.size": ({"image": {"resize": "exact:20"}}, {"image": {"resize": "exact:24"}}),
     "image.resize.width": ({"image": {"resize": "exact:20x16"}}, {"image": {"resize": "exact:24x16"}}),
@@ -86,9 +156,12 @@ JOB_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_the_field_changes_what_the_job_writes(field, raw, tmp_path):
     results = []
     for number, sections in enumerate(JOB_CASES[field]):
-        values = json.loads(json.dumps(sections))
-        path = raw / values.setdefault("source", {}).pop("path", "plain")
-        results.append(job_result(make_config(path, tmp_path / str(number), **values)))
+        values = json.loads(json.dumps(sections).replace("RAW", str(raw)))
+        values["output"] = str(tmp_path / str(number))
+        if "sources" not in values:
+            source = values.setdefault("source", {})
+            source["path"] = str(raw / source.get("path", "plain"))
+        results.append(job_result(validate(BuildConfig, values, place="the test")))
     assert results[0] != results[1]
     assert "error" not in results[0]
     assert "error" not in results[1]
@@ -113,27 +186,51 @@ def test_output_and_name_and_budget(raw, tmp_path):
     assert json.loads((tmp_path / "lenient" / "dataset_info.json").read_text())["name"] == "pets"
 
 
-# Fields whose effect is on tf.Transform's graph; tests/test_transform.py asserts their values.
-TRANSFORM_FIELDS = {"columns.*.scale", "columns.*.buckets", "transform.analyze"}
-OTHER_FIELDS = {"source.kind", "output", "name", "max_reject_fraction"}
+# Fields that other tests prove.
+OTHER_FIELDS = {
+    "output": "test_config.py::test_output_and_name_and_budget",
+    "name": "test_config.py::test_output_and_name_and_budget",
+    "max_reject_fraction": "test_config.py::test_output_and_name_and_budget",
+    "source.kind": "test_config.py::test_source_kind_decides_how_a_path_is_read",
+    "columns.*.scale": "test_transform.py::test_columns_are_scaled_as_configured",
+    "columns.*.buckets": "test_transform.py::test_the_number_of_buckets_is_obeyed",
+    "transform.analyze": "test_transform.py::test_the_analysed_splits_define_the_normalisation",
+    "max_rejects": "test_accounts.py::test_budgets",
+    "quarantine": "test_accounts.py::test_quarantine_keeps_the_bytes_once",
+    "source.arguments": "test_python.py::ARG",
+    "image.truncated": "test_images.py::KEEP",
+    "image.max_frames": "test_images.py::FRAMES",
+    "image.max_aspect": "test_images.py::ASPECT",
+    "image.max_seconds": "test_decoders.py::test_a_file_that_cannot_even_be_read_in_time_is_refused",
+    "image.max_memory_mb": "test_decoders.py::test_a_bad_picture_costs_one_reject_wherever_it_is",
+}
 
 
 def fields_of(kind: type[BaseModel], prefix: str = "") -> set[str]:
+    """The dotted names of all settings; `columns.*.type` is one inside a mapping. Several of a known kind are one."""
     found: set[str] = set()
     for name, field in kind.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             found |= fields_of(inner, f"{prefix}{name}.")
             continue
-        found.add(prefix + name)
-        for argument in getattr(inner, "__args__", ()):
-            if isinstance(argument, type) and issubclass(argument, BaseModel):
-                found |= fields_of(argument, f"{prefix}{name}.*.")
+        settings = [part for part in get_args(inner) if isinstance(part, type) and issubclass(part, BaseModel)]
+        found |= {prefix + name} if name != "source" else set()
+        if get_origin(inner) is not tuple:
+            star = "*." if get_origin(inner) is dict else ""
+            found |= {each for part in settings for each in fields_of(part, f"{prefix}{name}.{star}")}
     return found
 
 
 def test_no_field_is_without_a_test():
-    assert fields_of(BuildConfig) == set(JOB_CASES) | TRANSFORM_FIELDS | OTHER_FIELDS
+    assert fields_of(BuildConfig) == set(JOB_CASES) | set(OTHER_FIELDS)
+    assert not set(JOB_CASES) & set(OTHER_FIELDS)
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_the_other_test_of_a_field_exists(field):
+    file, _, name = OTHER_FIELDS[field].partition("::")
+    assert f"def {name}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +262,46 @@ def test_resize_short_form(text, values):
         ({"max_reject_fraction": 1.5}, "max_reject_fraction: Input should be less than or equal to 1 (got 1.5)"),
         ({"columns": {"c": {"type": "text", "scale": "z_score"}}}, "a text column cannot be scaled by z_score"),
         ({"columns": {"c": {"type": "float", "scale": "vocabulary"}}}, "a float column has no vocabulary"),
+        (
+            {"columns": {"c": {"type": "int", "list": True, "scale": "z_score"}}},
+            "columns.c: a column of several values cannot be scaled by z_score; use none",
+        ),
+        (
+            {"columns": {"c": {"type": "int", "list": True, "per": "box"}}, "boxes": {}},
+            "columns.c: a column with per: box has one value for each box; remove list",
+        ),
+        (
+            {"columns": {"c": {"type": "int", "buckets": 4}}},
+            "columns.c: buckets are for scale buckets, not for none; remove them, or set the scale",
+        ),
+        (
+            {"columns": {"c": {"type": "int", "per": "box"}}},
+            "columns.c has a value per box, but there are no boxes; add `boxes: {}`",
+        ),
+        (
+            {"columns": {"label": {"type": "int"}}},
+            "columns: 'label' is a name of our own; choose another and map it with source.fields",
+        ),
+        ({"columns": {"c": {"type": "bool"}}}, "columns.c.type: Input should be 'int', 'float' or 'text' (got 'bool')"),
+        (
+            {"labels": {"kind": "none", "names": "n.txt"}},
+            "labels: labels of kind none have no names; remove labels.names",
+        ),
+        ({"labels": {"kind": "regression", "names": "n.txt"}}, "labels of kind regression have no names"),
+        (
+            {"labels.length": 2},
+            "labels: labels.length is the number of regression targets; set labels.kind to regression",
+        ),
+        (
+            {"labels.separator": ","},
+            "labels: labels of kind single are not cut; remove labels.separator, or set labels.kind",
+        ),
+        ({"labels.kind": "several"}, "labels.kind: Input should be 'single', 'multi', 'none' or 'regression'"),
+        ({"labels": {"kind": "multi", "separator": ""}}, "labels.separator: String should have at least 1 character"),
+        ({"boxes.format": "xyx"}, "boxes.format: Input should be 'xyxy', 'xywh', 'yxyx' or 'cxcywh' (got 'xyx')"),
+        ({"boxes.min_visible": 1}, "boxes.min_visible: Input should be less than 1"),
+        ({"boxes.units": "pixels"}, "unknown key 'units' in boxes; did you mean 'unit'?"),
+        ({"sources": [{"path": "a"}]}, "set either source, or sources with a list of them"),
         ({"image.encode.qualty": 3}, "unknown key 'qualty' in image.encode; did you mean 'quality'?"),
     ],
 )
