@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,6 +30,12 @@ def raw(tmp_path_factory) -> Path:
     write_class_folders(root / "other", images=4)
     write_class_folders(root / "split" / "train", images=6)
     write_class_folders(root / "split" / "test", images=4)
+    (root / "odd" / "cat").mkdir(parents=True)
+    (root / "odd" / "cat" / "cut.jpg").write_bytes(encoded(picture(1))[:-200])
+    frames = [picture(n) for n in range(3)]
+    (root / "odd" / "cat" / "moving.gif").write_bytes(
+        encoded(frames[0], "gif", save_all=True, append_images=frames[1:])
+    )
     exif = Image.Exif()
     exif[0x0112] = 6
     for folder, seed, options in (("", 0, {}), ("twin", 7, {}), ("turned", 0, {"exif": exif})):
@@ -56,6 +63,11 @@ def write_listing(path: Path) -> None:
             rows.writerow([f"big/{n}.jpg", "ab"[n % 2], split, n, "xy"[n % 2], *texts])
 
 
+def generate(count: int) -> Iterator[dict[str, Any]]:
+    """A source of kind python."""
+    yield from ({"image": encoded(picture(number)), "label": "a"} for number in range(count))
+
+
 def job_result(config: BuildConfig) -> dict[str, Any]:
     """What the Beam job makes of a config: plan and receipts (the receipts hold every sha256)."""
     folder = BuildFolder(Path(config.output))
@@ -70,6 +82,7 @@ def job_result(config: BuildConfig) -> dict[str, Any]:
 
 # field -> (settings, the same with the field changed); the job's result must differ. RAW stands for the test's folder.
 LISTING = {"source": {"path": "list.csv"}}
+GENERATED = {"path": "test_config:generate", "kind": "python"}
 FLAT = {"path": "plain", "layout": "flat"}
 BOXED = LISTING | {"labels": {"kind": "none"}, "boxes": {}, "image": {"resize": "center_crop:60"}}
 TAGGED = {"source": {"path": "list.csv", "fields": {"label": "tags"}}}
@@ -88,6 +101,10 @@ JOB_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "source.labels_path": (
         {"source": {"path": "x.npy", "labels_path": "RAW/y.npy"}},
         {"source": {"path": "x.npy", "labels_path": "RAW/z.npy"}},
+    ),
+    "source.arguments": (
+        {"source": {**GENERATED, "arguments": {"count": 3}}},
+        {"source": {**GENERATED, "arguments": {"count": 4}}},
     ),
     "sources": (
         {"source": {"path": "plain", "name": "a"}},
@@ -144,6 +161,9 @@ JOB_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "image.encode.format": ({}, {"image": {"encode": {"format": "png"}}}),
     "image.encode.quality": ({}, {"image": {"encode": {"quality": 40}}}),
+    "image.truncated": ({"source": {"path": "odd"}}, {"source": {"path": "odd"}, "image": {"truncated": "keep"}}),
+    "image.max_frames": ({"source": {"path": "odd"}}, {"source": {"path": "odd"}, "image": {"max_frames": 2}}),
+    "image.max_aspect": ({}, {"image": {"max_aspect": 1.2}}),
     "image.max_file_mb": ({}, {"image": {"max_file_mb": 0.001}}),
     "image.max_megapixels": ({}, {"image": {"max_megapixels": 0.0011}}),
     "shards.target_mb": ({}, {"shards": {"target_mb": 0.004}}),
@@ -160,7 +180,8 @@ def test_the_field_changes_what_the_job_writes(field, raw, tmp_path):
         values["output"] = str(tmp_path / str(number))
         if "sources" not in values:
             source = values.setdefault("source", {})
-            source["path"] = str(raw / source.get("path", "plain"))
+            if source.get("kind") != "python":
+                source["path"] = str(raw / source.get("path", "plain"))
         results.append(job_result(validate(BuildConfig, values, place="the test")))
     assert results[0] != results[1]
     assert "error" not in results[0]
@@ -195,12 +216,8 @@ OTHER_FIELDS = {
     "columns.*.scale": "test_transform.py::test_columns_are_scaled_as_configured",
     "columns.*.buckets": "test_transform.py::test_the_number_of_buckets_is_obeyed",
     "transform.analyze": "test_transform.py::test_the_analysed_splits_define_the_normalisation",
-    "max_rejects": "test_accounts.py::test_budgets",
+    "max_rejects": "test_accounts.py::test_budgets_by_number_fraction_and_reason",
     "quarantine": "test_accounts.py::test_quarantine_keeps_the_bytes_once",
-    "source.arguments": "test_python.py::ARG",
-    "image.truncated": "test_images.py::KEEP",
-    "image.max_frames": "test_images.py::FRAMES",
-    "image.max_aspect": "test_images.py::ASPECT",
     "image.max_seconds": "test_decoders.py::test_a_file_that_cannot_even_be_read_in_time_is_refused",
     "image.max_memory_mb": "test_decoders.py::test_a_bad_picture_costs_one_reject_wherever_it_is",
 }

@@ -3,6 +3,8 @@
 import html
 import re
 
+import numpy as np
+import pytest
 from conftest import make_config, run_build
 from pictures import encoded, picture
 
@@ -30,6 +32,24 @@ def test_the_report_needs_no_network(built):
 def test_equal_datasets_have_equal_reports(built):
     manifest = built.manifest.model_copy(update={"files": ()})
     assert render_report(manifest, built.root) == (built.root / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("labels", "header", "cells"),
+    [
+        ({"kind": "none"}, "<th>key</th><th class=number>features</th>", ""),
+        ({"kind": "regression"}, "<th class=number>target</th>", "<td class=number>0.5</td>"),
+    ],
+)
+def test_a_dataset_of_rows_shows_rows(tmp_path, labels, header, cells):
+    np.savez(tmp_path / "rows.npz", data=np.arange(20, dtype=np.float32).reshape(2, 10) / 4, labels=np.array([0.5, 1]))
+    run_build(make_config(tmp_path / "rows.npz", tmp_path / "out", labels=labels))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>First rows</h2>" in page
+    assert header in page
+    assert f"{cells}<td class=number>0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, ... (10 values)</td>" in page
+    assert "<h2>Classes</h2>" not in page
+    assert "<figure>" not in page
 
 
 def test_names_are_escaped(tmp_path):

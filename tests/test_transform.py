@@ -28,6 +28,7 @@ COLUMNS = {
 }
 CONFIG = make_config("raw", "out", columns=COLUMNS)
 ROWS = 40
+PICTURES = Content()
 
 
 def facts_file(path):
@@ -143,6 +144,47 @@ def test_the_analysed_splits_define_the_normalisation(tmp_path):
         outputs[names] = apply(f"{config.output}/transform_fn", pixel=[[0.5, 0.5, 0.5]])["pixel"].numpy().tolist()
     assert outputs[()] == outputs[("train",)]
     assert outputs[("train",)] != outputs[("test",)] != outputs[("train", "test")]
+
+
+def analyse(path, values, *, config, content=PICTURES, labels=()):
+    """The graph of facts with these values, loaded by TensorFlow alone."""
+    schema = facts_schema(config, content)
+    assert set(values) == set(schema.names)
+    table = pa.table([values[name] for name in schema.names], schema=schema)
+    with pa.OSFile(str(path / "facts.arrow"), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_table(table)
+    options = parse_beam_options([], ours=())
+    analyze_facts([path / "facts.arrow"], path, labels=labels, config=config, content=content, options=options)
+    return tf.saved_model.load(str(path / "transform_fn"))
+
+
+def test_rows_of_features_are_scaled_one_by_one(tmp_path):
+    rows = np.random.default_rng(3).normal([5, -100, 0], [2, 30, 0.01], (50, 3)).astype(np.float32)
+    values = {"features": rows.tolist(), "target": [[n / 2, -n] for n in range(50)]}
+    config = make_config("raw", "out", labels={"kind": "regression", "length": 2})
+    model = analyse(tmp_path, values, config=config, content=Content(row_length=3))
+    outputs = model.transform_fn({"features": rows, "target": [[0.5, -2.0]]})
+    np.testing.assert_allclose(outputs["features"], (rows - rows.mean(0)) / rows.std(0), rtol=1e-3, atol=1e-3)
+    assert outputs["target"].numpy().tolist() == [[0.5, -2.0]]
+
+
+def test_several_labels_come_as_a_sparse_tensor(tmp_path):
+    values = {name: [[0.25, 0.5, 0.75]] * 4 for name in ("pixel", "pixel_square")}
+    values["label_name"] = [[b"sky", b"sea"], [], [b"sea"], [b"sea", b"tree"]]
+    config = make_config("raw", "out", labels={"kind": "multi"})
+    model = analyse(tmp_path, values, config=config, labels=["sea", "sky", "tree"])
+    given = tf.sparse.from_dense([["tree", "sea"], ["", ""], ["sky", "new"]])
+    outputs = model.transform_fn({"label_name": given, "pixel": tf.zeros([0, 3]), "pixel_square": tf.zeros([0, 3])})
+    assert tf.sparse.to_dense(outputs["label"], -9).numpy().tolist() == [[2, 0], [-9, -9], [1, -1]]
+    assert read_label_frequencies(tmp_path / "transform_fn") == {"sea": 3, "sky": 1, "tree": 1}
+
+
+def test_without_labels_the_graph_has_the_payload_alone(tmp_path):
+    values = {name: [[0.25, 0.5, 0.75]] * 4 for name in ("pixel", "pixel_square")}
+    model = analyse(tmp_path, values, config=make_config("raw", "out", labels={"kind": "none"}))
+    (specs,), _ = model.transform_fn.structured_input_signature
+    assert set(specs) == {"pixel", "pixel_square"}
+    assert read_label_frequencies(tmp_path / "transform_fn") == {}
 
 
 @pytest.mark.parametrize("buckets", [2, 8])
