@@ -250,6 +250,15 @@ def test_the_other_test_of_a_field_exists(field):
     assert f"def {name}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
 
 
+EXAMPLES = [path for path in (Path(__file__).parent.parent / "configs").glob("*.yaml") if "train" not in path.name]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES), ids=lambda path: path.name)
+def test_the_examples_are_configs_and_say_how_to_run_them(path):
+    load_settings(BuildConfig, path, {})
+    assert f"# python -m pipelines build configs/{path.name}\n" in path.read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [
