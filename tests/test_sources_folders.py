@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from conftest import make_config, run_build
 from pictures import encoded, picture
 
 from pipelines.config import BuildConfig
+from pipelines.demo import write_demo
 from pipelines.process import Made, Refused, Task, process_input
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
@@ -25,7 +28,9 @@ from shards.errors import UsageError
 from shards.example import decode_example
 from shards.manifest import read_manifest
 from shards.records import read_records
+from shards.settings import load_settings
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 JPEG = encoded(picture(1))
 
 
@@ -312,3 +317,18 @@ def keys(dataset: Path) -> Iterator[str]:
     for shard in (shard for split in read_manifest(dataset).splits for shard in split.shards):
         with open(dataset / shard.path, "rb") as stream:
             yield from (decode_example(record)["key"][0].decode() for _, record in read_records(stream))
+
+
+def test_the_shipped_configs_list_what_they_say(tmp_path, monkeypatch):
+    write_demo(tmp_path / "out" / "demo" / "raw")
+    monkeypatch.chdir(tmp_path)
+    flat_refs, glob_refs = (
+        listed(load_settings(BuildConfig, str(CONFIGS / name), {})) for name in ("flat.yaml", "glob.yaml")
+    )
+    assert Counter(ref.fault and ref.fault.reason for ref in flat_refs.values()) == {None: 1797, Reason.NO_LABEL: 5}
+    assert flat_refs["0007"].labels == ("7",)
+    assert Counter(ref.fault for ref in glob_refs.values()) == {None: 1198}
+    shutil.copytree("out/demo/raw", "out/demo/split/train")
+    shutil.copytree("out/demo/raw/7", "out/demo/split/val/7")
+    split_refs = listed(load_settings(BuildConfig, str(CONFIGS / "split_folders.yaml"), {}))
+    assert Counter(ref.split for ref in split_refs.values()) == {"train": 1802, "val": 179}
