@@ -89,20 +89,20 @@ def main(argv: Sequence[str]) -> int:
     arguments, rest = make_parser().parse_known_args(argv)
     _quieten()
     if rest:  # A slip such as `--ouput x` makes x look like the config, so slips are found first.
-        _beam_options(rest)
+        _beam_options(rest, arguments.command)
     config = read_config(arguments)
     if arguments.command == "plan":
         # Imported here, so that --help and config mistakes do not wait for Beam.
         from pipelines.build import plan
 
-        plan(config, options=_beam_options(rest))
+        plan(config, options=_beam_options(rest, arguments.command))
         return DONE
     # The analyst takes longest to get ready, so it starts before Beam is imported here.
     with start_analyst() as analyst:
         from pipelines.build import build
         from pipelines.retry import retry
 
-        options = _beam_options(rest)
+        options = _beam_options(rest, arguments.command)
         if arguments.command == "retry":
             retry(config, options=options, analyst=analyst, started=started)
         else:
@@ -110,10 +110,11 @@ def main(argv: Sequence[str]) -> int:
     return DONE
 
 
-def _beam_options(rest: Sequence[str]) -> Any:
+def _beam_options(rest: Sequence[str], command: str) -> Any:
     from pipelines.runner import parse_beam_options
 
-    return parse_beam_options(rest, ours=("--source", "--output", "--resize", "--set", "--overwrite", "--version"))
+    ours = ["--source", "--output", "--resize", "--set", *(["--overwrite"] if command == "build" else [])]
+    return parse_beam_options(rest, ours=ours)
 
 
 def _quieten() -> None:

@@ -1,6 +1,7 @@
 """The command line as a user types it: exit codes, texts, and what is on disk afterwards."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,16 +47,29 @@ def test_build_without_a_config_file(tmp_path):
     )
 
 
-def test_a_failed_build_exits_1_and_names_the_files(tmp_path):
+def test_a_failed_build_exits_1_and_names_the_files_and_retry_finishes_it(tmp_path):
     source = write_class_folders(tmp_path / "raw", images=3)
     (source / "dog" / "empty.png").write_bytes(b"")
-    done = run("build", "--source", str(source), "--output", str(tmp_path / "out"))
+    place = ("--source", str(source), "--output", str(tmp_path / "out"))
+    done = run("build", *place)
     assert done.returncode == 1
     assert "error: 1 of 7 inputs were rejected (14.29%), max_reject_fraction allows 0.00%: 1 empty_file" in done.stderr
     assert "dog/empty.png: empty_file: file has no bytes" in done.stderr
     assert "`python -m pipelines retry CONFIG`, or run it with --set max_reject_fraction=0.143 to allow" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
+    shutil.copy(source / "dog" / "001.jpg", source / "dog" / "empty.png")
+    other = run("retry", *place, "--resize", "exact:8")
+    assert other.returncode == 2
+    assert other.stderr.startswith(
+        f'error: image.resize.mode is "exact", but {tmp_path}/out was built with "none"; use'
+    )
+    done = run("retry", *place, "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    assert done.returncode == 0, done.stderr
+    assert "7 listed = 7 written + 0 rejected + 0 duplicates" in done.stdout
+    assert "tried again: 1 inputs, 1 now written, 0 still rejected" in done.stdout
+    assert f"next:    python -m shards verify {tmp_path}/out" in done.stdout
+    assert verify(tmp_path / "out") == []
 
 
 def test_plan_prints_and_writes_nothing(tmp_path):
@@ -73,6 +87,8 @@ def test_plan_prints_and_writes_nothing(tmp_path):
     ("arguments", "message"),
     [
         (["build"], "error: the command line: output is required"),
+        (["retry", *GOOD[1:]], "error: output o holds nothing to retry; build it first with `python -m pipelines"),
+        (["retry", *GOOD[1:], "--overwrite"], "error: unknown option '--overwrite'; see --help; Beam's own options"),
         (["build", "no.yaml"], "error: cannot read config no.yaml: No such file or directory"),
         (["build", "--source", "nowhere", "--output", "o"], "error: source.path nowhere does not exist"),
         ([*GOOD, "--ouput", "x"], "error: unknown option '--ouput'; did you mean --output?"),
@@ -100,13 +116,15 @@ def test_the_flags_override_the_config(tmp_path):
     assert (changed.source.path, changed.output, changed.image.resize.mode) == ("x", "y", "none")
 
 
-def test_help_is_complete_and_needs_no_beam():
-    code = "import runpy, sys; sys.modules['apache_beam'] = None; sys.argv = ['x', 'build', '--help']; "
+@pytest.mark.parametrize("command", ["build", "plan", "retry"])
+def test_help_is_complete_and_needs_no_beam(command):
+    code = f"import runpy, sys; sys.modules['apache_beam'] = None; sys.argv = ['x', '{command}', '--help']; "
     code += "runpy.run_module('pipelines', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    for word in ("--source", "--output", "--resize", "--set", "--overwrite", "CONFIG", "--runner", "Exit codes"):
+    for word in ("--source", "--output", "--resize", "--set", "CONFIG", "--runner", "Exit codes", "pipelines retry"):
         assert word in done.stdout
+    assert ("--overwrite" in done.stdout) == (command == "build")
 
 
 def test_an_empty_source_is_refused(tmp_path, capsys):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import InProcess, make_config
 from pictures import encoded, picture, write_class_folders
@@ -465,4 +466,21 @@ def test_rows_of_arrays_columns_and_boxes_are_taken_over(tmp_path):
     manifest = run_retry(config)
     assert manifest.counts.rejected == {}
     assert 0 < manifest.counts.boxes_dropped < 24 == manifest.counts.boxes_dropped + manifest.counts.boxes_kept
+    assert_fresh(config, tmp_path)
+
+
+def test_spooled_arrays_are_spooled_again_and_only_what_changed_is_processed(tmp_path, capsys):
+    pictures = np.random.default_rng(3).random((30, 8, 8, 3), dtype=np.float32)
+    labels = np.arange(30) % 2
+    good = pictures[7].copy()
+    pictures[7, 0, 0, 0] = np.nan
+    (tmp_path / "raw").mkdir()
+    np.savez_compressed(tmp_path / "raw" / "set.npz", data=pictures, labels=labels)
+    config = make_config(tmp_path / "raw" / "set.npz", tmp_path / "out", max_rejects=1, shards={"count": 2})
+    assert run_build(config).counts.rejected == {"bad_values": 1}
+    pictures[7] = good
+    np.savez_compressed(tmp_path / "raw" / "set.npz", data=pictures, labels=labels)
+    manifest = run_retry(config)
+    assert (manifest.counts.written, manifest.counts.rejected) == (30, {})
+    assert "tried again: 1 inputs, 1 now written, 0 still rejected" in capsys.readouterr().out
     assert_fresh(config, tmp_path)
