@@ -75,6 +75,12 @@ class DecoderPool:
             _idle.put(self._decoders.get())
 
 
+def start_ahead(count: int) -> None:
+    """Starts children that load while the job is prepared; the first pool takes them."""
+    for _ in range(count - _idle.qsize()):
+        _idle.put(Decoder())
+
+
 def _borrow() -> "Decoder":
     try:
         return _idle.get_nowait()
@@ -100,7 +106,7 @@ class Decoder:
         """Starts the child, which loads while the worker goes on, and ends with it at the latest."""
         self._place = os.memfd_create("place")
         self._start()
-        atexit.register(self._kill)
+        atexit.register(self.stop)
 
     def _start(self) -> None:
         ours, theirs = Pipe()
@@ -116,6 +122,11 @@ class Decoder:
         self._line: Connection[object, object] = ours
         self._told: BuildConfig | None = None
         self._is_loaded = False
+
+    def stop(self) -> None:
+        """Ends the child at once."""
+        self._process.kill()
+        self._end()
 
     def run(self, tasks: Sequence[Task], config: BuildConfig) -> list[Outcome]:
         """The outcomes of tasks, in their order, whatever the tasks do to the child."""
@@ -156,7 +167,7 @@ class Decoder:
                     raise TimeoutError
                 outcomes += pickle.loads(self._line.recv_bytes())
         except (EOFError, OSError, pickle.UnpicklingError) as error:
-            reason, message = _explain(error, self._kill(), config)
+            reason, message = _explain(error, self._end(), config)
             self._start()
             raise DecoderDied(reason, message, read_place(self._place)) from error
 
@@ -168,7 +179,7 @@ class Decoder:
             if not self._is_loaded:
                 self._line.recv_bytes()
         except (EOFError, OSError) as error:
-            code = self._kill()
+            code = self._end()
             problem = (
                 f"a decoder process did not start (exit code {code}); is shardsmith installed for {sys.executable}?"
             )
@@ -182,7 +193,7 @@ class Decoder:
             self._told = config
         self._line.send_bytes(pickle.dumps(tasks, pickle.HIGHEST_PROTOCOL))
 
-    def _kill(self) -> int:
+    def _end(self) -> int:
         """Ends the child if it has not ended, and returns how it did: its exit code, or minus the signal."""
         self._line.close()
         try:

@@ -16,6 +16,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 
 from pipelines.config import BuildConfig
+from pipelines.decoders import start_ahead
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.plan import Plan
@@ -63,8 +64,13 @@ def decoders_per_worker(options: PipelineOptions) -> int:
     if not is_local(options):
         return 2  # The runner places one worker per core; the second thread reads while the first computes.
     cores = os.cpu_count() or 1
-    workers = 1 if direct.direct_running_mode == "in_memory" else direct.direct_num_workers or cores
+    workers = 1 if runs_here(options) else direct.direct_num_workers or cores
     return max(1, -(-cores // workers))
+
+
+def runs_here(options: PipelineOptions) -> bool:
+    """Whether this very process is the worker."""
+    return is_local(options) and options.view_as(DirectOptions).direct_running_mode == "in_memory"
 
 
 def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
@@ -80,12 +86,15 @@ def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
 def run_build(config: BuildConfig, *, options: PipelineOptions, donor: Path | None = None) -> Plan:
     """Writes every shard, with what the dataset at `donor` has of it, and returns the plan that was carried out."""
     folder = BuildFolder(Path(config.output))
+    decoders = decoders_per_worker(options)
+    if runs_here(options):
+        start_ahead(decoders)
     with explain_failures(config):
         with beam.Pipeline(options=options) as pipeline:
             refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool))
             plan = refs | "PlanShards" >> PlanShards(config, folder.plan)
             side = beam.pvalue.AsSingleton(plan)
-            _ = refs | "WriteShards" >> WriteShards(config, side, decoders_per_worker(options), donor)
+            _ = refs | "WriteShards" >> WriteShards(config, side, decoders, donor)
         return load_plan(folder.plan)
 
 

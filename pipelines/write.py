@@ -24,8 +24,8 @@ from pipelines.values import Account, Fault, InputRef, PlannedShard, Receipt, Re
 from shards.files import open_atomically, write_atomically
 from shards.records import RecordWriter, WrittenShard
 
-# A group of tasks for a decoder: enough to make handing over cheap, few enough bytes to keep memory flat.
-GROUP_TASKS, GROUP_BYTES = 32, 4_000_000
+# A group of tasks for a decoder: enough to make handing over cheap, small enough to keep every decoder busy.
+GROUP_TASKS, GROUP_BYTES = 128, 1_000_000
 
 Watcher = Callable[[int, int], None]  # told (inputs done, of these rejected)
 

@@ -39,7 +39,7 @@ def own_children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(decoders, "_idle", idle)
     yield
     while not idle.empty():
-        idle.get()._kill()
+        idle.get().stop()
     assert children() == []
 
 
@@ -271,6 +271,15 @@ def test_children_are_used_again_and_told_the_new_config(own_children: None) -> 
     first = [child.pid for child in children()]
     assert run([task(0)], large) == [process_input(task(0), large)]
     assert [child.pid for child in children()] == first
+
+
+def test_children_that_were_started_ahead_are_the_first_to_be_used(own_children: None) -> None:
+    decoders.start_ahead(2)
+    ahead = {child.pid for child in children()}
+    assert len(ahead) == 2
+    decoders.start_ahead(2)  # they are there already
+    run([task(0)], config_with(), count=2)
+    assert {child.pid for child in children()} == ahead
 
 
 def test_closing_waits_for_what_runs_and_drops_the_rest(own_children: None) -> None:

@@ -13,7 +13,7 @@ from pipelines.facts import read_facts
 from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan, order_hash
 from pipelines.values import Fault, InputRef, Location, PlannedShard
-from pipelines.write import GROUP_TASKS, group_refs, write_shard
+from pipelines.write import GROUP_BYTES, GROUP_TASKS, group_refs, write_shard
 from shards.example import decode_example
 from shards.files import hash_file
 from shards.records import read_index, read_records
@@ -132,6 +132,6 @@ def test_inputs_fingerprint_follows_the_metadata(refs, tmp_path):
 def test_tasks_are_bounded_in_number_and_bytes():
     small = [make_ref(str(n), size=10) for n in range(2 * GROUP_TASKS + 8)]
     assert [len(group) for group in group_refs(small)] == [GROUP_TASKS, GROUP_TASKS, 8]
-    large = [make_ref(str(n), size=3_000_000) for n in range(5)]
+    large = [make_ref(str(n), size=GROUP_BYTES * 3 // 4) for n in range(5)]
     assert [len(group) for group in group_refs(large)] == [2, 2, 1]
     assert [ref for group in group_refs(small) for ref in group] == small
