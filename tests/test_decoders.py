@@ -137,9 +137,21 @@ def test_the_bytes_of_the_dead_are_kept_for_the_quarantine(fake: None, tmp_path:
     assert refused.data == path.read_bytes()
 
 
-def test_a_file_that_cannot_even_be_read_in_time_is_refused(own_children: None, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # opening it waits for a writer who never comes
-    ref = make_ref("a.jpg", "a", str(tmp_path / "pipe"), 10)
+SLOW_DISK = """
+import sys
+if "pipelines.decoder_process" in sys.orig_argv:
+    import time
+    import pipelines.process as process
+    process.open_binary = lambda *arguments, **named: time.sleep(1000)
+"""
+
+
+def test_a_file_that_cannot_even_be_read_in_time_is_refused(
+    own_children: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", install(tmp_path / "fake", SLOW_DISK))
+    (tmp_path / "a.jpg").write_bytes(encoded(picture(1)))
+    ref = make_ref("a.jpg", "a", str(tmp_path / "a.jpg"), len(encoded(picture(1))))
     (refused,) = run([Task(ref, (0,))], config_with(max_seconds=0.5))
     assert refused == Refused("timed_out", "decoding took more than 0.5 s (image.max_seconds), twice")
 
@@ -275,8 +287,8 @@ def test_children_are_used_again_and_told_the_new_config(own_children: None) -> 
 
 def test_children_that_were_started_ahead_are_the_first_to_be_used(own_children: None) -> None:
     decoders.start_ahead(2)
+    wait_until(lambda: len(children()) == 2)  # a process has no command line for a moment
     ahead = {child.pid for child in children()}
-    assert len(ahead) == 2
     decoders.start_ahead(2)  # they are there already
     run([task(0)], config_with(), count=2)
     assert {child.pid for child in children()} == ahead

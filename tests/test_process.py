@@ -70,7 +70,7 @@ def test_a_file_that_vanished_is_unreadable(file: Path) -> None:
     file.unlink()
     assert refusal(location) == (Reason.UNREADABLE, "No such file or directory")
     file.mkdir()
-    assert refusal(location) == (Reason.UNREADABLE, "Is a directory")
+    assert refusal(location) == (Reason.UNREADABLE, "is a folder")
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
