@@ -125,11 +125,12 @@ def print_plan(plan: Plan) -> None:
         f"{len(plan.shards):,}",
         f"{sum(s.estimated_bytes for s in plan.splits) / 1e6:,.1f}",
     )
-    _print_table("Plan", ("split", "images", "shards", "estimated MB"), [*rows, total])
-    shown = ", ".join(f"{label} ({plan.label_counts[label]:,})" for label in plan.labels[:12])
-    print(f"{len(plan.labels)} classes: {shown}{', ...' if len(plan.labels) > 12 else ''}")
+    _print_table("Plan", ("split", "inputs", "shards", "estimated MB"), [*rows, total])
+    if plan.labels:
+        shown = ", ".join(f"{label} ({plan.label_counts[label]:,})" for label in plan.labels[:12])
+        print(f"{len(plan.labels)} classes: {shown}{', ...' if len(plan.labels) > 12 else ''}")
     if plan.faulty:
-        print(f"{plan.faulty:,} inputs have no label or a bad row and will be rejected")
+        print(f"{plan.faulty:,} inputs cannot be used and will be rejected; one of them: {plan.fault}")
     print("nothing was written; build it with `python -m pipelines build` and the same arguments")
 
 
@@ -139,7 +140,7 @@ def print_summary(manifest: Manifest, config: BuildConfig) -> None:
         (split.name, f"{split.records:,}", f"{len(split.shards):,}", f"{split.bytes / 1e6:,.1f}")
         for split in manifest.splits
     ]
-    _print_table(manifest.name, ("split", "images", "shards", "MB"), rows)
+    _print_table(manifest.name, ("split", "examples", "shards", "MB"), rows)
     counts, rejected = manifest.counts, sum(manifest.counts.rejected.values())
     if len(config.all_sources) > 1:
         header = ("source", "split", "listed", "written", "rejected", "duplicates")

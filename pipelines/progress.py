@@ -83,7 +83,7 @@ def _show_bar(watch: Watch, stop: threading.Event, console: Console) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.fields[of]} images  {task.fields[rate]} images/s"),
+        TextColumn("{task.completed:,.0f}/{task.fields[of]} inputs  {task.fields[rate]} inputs/s"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[rejected]} rejected"),
     )
@@ -128,8 +128,8 @@ def progress_line(status: Status, rate: float) -> str:
     if status.total is None:
         return f"listing: {status.listed:,} inputs so far"
     percent = 100 * status.done / max(status.total, 1)
-    done = f"building: {status.done:,}/{status.total:,} images ({percent:.0f} %), {status.rejected:,} rejected"
-    return f"{done}, {rate:,.0f} images/s, ETA {(status.total - status.done) / rate:,.0f} s" if rate else done
+    done = f"building: {status.done:,}/{status.total:,} inputs ({percent:.0f} %), {status.rejected:,} rejected"
+    return f"{done}, {rate:,.0f} inputs/s, ETA {(status.total - status.done) / rate:,.0f} s" if rate else done
 
 
 class Speed:

@@ -80,8 +80,15 @@ def write_shard(
 
 
 def sort_refs(refs: Iterable[InputRef]) -> list[InputRef]:
-    """Refs in the order of their shard: by the hash of the key; equal keys are neighbours."""
-    return sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, ref.location.path, ref.location.offset))
+    """Refs in the order of their shard: by the hash of the key; equal keys are neighbours.
+
+    The digest decides between rows that name the same bytes: who comes first may not depend on who listed first.
+    """
+    return sorted(refs, key=lambda ref: (order_hash(ref.key), ref.key, *_place(ref), ref.source, ref_digest(ref)))
+
+
+def _place(ref: InputRef) -> tuple[str, int]:
+    return ref.location.path, ref.location.offset
 
 
 def process_ahead(
@@ -116,7 +123,7 @@ def mark_duplicates(refs: Iterable[InputRef]) -> Iterator[InputRef]:
         if first is None or ref.key != first.key:
             first = ref
             yield ref
-        elif ref.location == first.location and ref.fault == first.fault:
+        elif ref._replace(source=first.source) == first:
             yield ref._replace(fault=_LISTED_TWICE)
         else:
             yield ref if ref.fault else ref._replace(fault=_DUPLICATE)

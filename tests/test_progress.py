@@ -13,9 +13,9 @@ from pipelines.runner import parse_beam_options, run_build
 def test_lines_for_a_log():
     assert progress_line(Status(total=None, listed=1_234), 0) == "listing: 1,234 inputs so far"
     assert progress_line(Status(total=12_000, done=1_200, rejected=3), 480) == (
-        "building: 1,200/12,000 images (10 %), 3 rejected, 480 images/s, ETA 22 s"
+        "building: 1,200/12,000 inputs (10 %), 3 rejected, 480 inputs/s, ETA 22 s"
     )
-    assert progress_line(Status(total=10, done=10, rejected=1), 0) == "building: 10/10 images (100 %), 1 rejected"
+    assert progress_line(Status(total=10, done=10, rejected=1), 0) == "building: 10/10 inputs (100 %), 1 rejected"
 
 
 def test_the_watch_adds_finished_and_running_shards(tmp_path, config_for):

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pipelines.facts import read_facts
 from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan, order_hash
 from pipelines.values import Fault, InputRef, Location, PlannedShard
-from pipelines.write import GROUP_BYTES, GROUP_TASKS, group_refs, write_shard
+from pipelines.write import GROUP_BYTES, GROUP_TASKS, group_refs, mark_duplicates, sort_refs, write_shard
 from shards.example import decode_example
 from shards.files import hash_file
 from shards.records import read_index, read_records
@@ -135,3 +136,17 @@ def test_tasks_are_bounded_in_number_and_bytes():
     large = [make_ref(str(n), size=GROUP_BYTES * 3 // 4) for n in range(5)]
     assert [len(group) for group in group_refs(large)] == [2, 2, 1]
     assert [ref for group in group_refs(small) for ref in group] == small
+
+
+def test_the_same_input_twice_is_a_duplicate():
+    ref = make_ref("k", "a", "/x", 5)
+    marked = list(mark_duplicates(sort_refs([ref, ref._replace(source=1), make_ref("k", "a", "/y", 5)])))
+    assert [mark.fault and mark.fault.reason for mark in marked] == [None, "listed_twice", "duplicate_key"]
+
+
+def test_who_wins_a_key_does_not_depend_on_who_was_listed_first():
+    refs = [make_ref("k", label, path, 5) for label in "ab" for path in ("/x", "/y")]
+    outcomes = {tuple(mark_duplicates(sort_refs(order))) for order in permutations(refs)}
+    (marked,) = outcomes
+    assert [mark.location.path for mark in marked] == ["/x", "/x", "/y", "/y"]
+    assert [mark.fault and mark.fault.reason for mark in marked] == [None, *["duplicate_key"] * 3]
