@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 
 import psutil
 import pytest
@@ -33,14 +32,17 @@ LIMITS = {"max_seconds": 2, "max_memory_mb": 256}
 
 
 @pytest.fixture
-def own_children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_children() -> Iterator[None]:
     """No child of an earlier test is used again, and none of this one is left."""
-    idle: SimpleQueue[decoders.Decoder] = SimpleQueue()
-    monkeypatch.setattr(decoders, "_idle", idle)
+    stop_idle()
     yield
-    while not idle.empty():
-        idle.get().stop()
+    stop_idle()
     assert children() == []
+
+
+def stop_idle() -> None:
+    while not decoders._idle.empty():
+        decoders._idle.get().stop()
 
 
 @pytest.fixture
