@@ -244,8 +244,11 @@ def _decode_jpeg(data: bytes, size: Size, colours: str, facts: JpegFacts, scaled
         if not any(warning in str(error) for warning in HARMLESS_JPEG_WARNINGS):
             raise _rejection("jpeg", error) from error
         return _decode_with_pillow("jpeg", data)
+    if is_rgb:
+        return pixels
     # CMYK was decoded only to prove that the file is whole, of which simplejpeg is a stricter judge than Pillow.
-    return pixels if is_rgb else _decode_with_pillow("jpeg", data)
+    del pixels
+    return _decode_with_pillow("jpeg", data)
 
 
 def open_png(data: bytes) -> Source:
@@ -309,7 +312,8 @@ def _decode_with_pillow(form: Format, data: bytes) -> Pixels:
         image: Image.Image = PLUGINS[form](io.BytesIO(data))
         image.load()
         if image.has_transparency_data:
-            return np.asarray(_over_white(image.convert("RGBA")))
+            image = image if image.mode == "RGBA" else image.convert("RGBA")  # which would copy it for nothing
+            return np.asarray(_over_white(image))
         return np.asarray(image.convert("RGB"))
 
 

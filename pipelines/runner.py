@@ -106,6 +106,8 @@ def explain_failures(config: BuildConfig) -> Iterator[None]:
     except ShardsmithError as error:
         raise type(error)(str(error).partition(" [while running")[0]) from error
     except Exception as error:
+        if str(error).startswith("KeyboardInterrupt"):  # Ctrl-C inside of a step, which Beam makes a RuntimeError of
+            raise KeyboardInterrupt from error
         # Other processes hand exceptions over as text; ours are found again by their class name.
         ours = re.search(r"shards\.errors\.(UsageError|ShardsmithError): (.+?)(?: \[while running|\n|$)", str(error))
         if ours:

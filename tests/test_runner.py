@@ -93,6 +93,8 @@ def test_system_failures_are_explained():
         explain_failures(config),
     ):
         raise RuntimeError("Traceback ...\nOSError: [Errno 28] No space left on device: 'x' [while running 'a']")
+    with pytest.raises(KeyboardInterrupt), explain_failures(config):
+        raise RuntimeError("KeyboardInterrupt [while running 'WriteShards/WriteShard']")
     with pytest.raises(ZeroDivisionError), explain_failures(config):
         raise ZeroDivisionError
 
