@@ -17,7 +17,7 @@ from pipelines.sources.cells import shown
 from pipelines.sources.rows import relative_key
 from pipelines.sources.stored_arrays import StoredArray, block_rows, read_blocks
 from pipelines.spool import Spool
-from pipelines.storage import FileStat, file_stat, find_files, glob_root, is_glob
+from pipelines.storage import file_stat, glob_root, is_glob
 from pipelines.values import Fault, Location
 from shards.errors import UsageError
 
@@ -33,17 +33,6 @@ class ArrayTable:
 
     data: StoredArray
     columns: Mapping[str, StoredArray]
-
-
-def source_files(source: SourceConfig) -> list[FileStat]:
-    """The files of a source; refuses those that cannot be read."""
-    found = find_files(source.path)
-    if not found:
-        raise UsageError(f"source.path {source.path} matches no file")
-    for file in found:
-        if file.problem:
-            raise UsageError(f"source.path {file.path}: {file.problem}")
-    return found
 
 
 def check_tables(tables: list[ArrayTable], config: BuildConfig) -> None:

@@ -16,8 +16,9 @@ from numpy.lib import format as npy_format
 
 from pipelines.config import BuildConfig, SourceConfig
 from pipelines.sources.array_files import ArrayFiles
-from pipelines.sources.array_rows import LABEL, ArrayTable, check_tables, list_rows, partition_table, source_files
+from pipelines.sources.array_rows import LABEL, ArrayTable, check_tables, list_rows, partition_table
 from pipelines.sources.base import Kind, Partition, Row
+from pipelines.sources.files import source_files
 from pipelines.sources.rows import USUAL_FIELDS
 from pipelines.sources.stored_arrays import StoredArray, check_length, explain_damage
 from pipelines.spool import Spool

@@ -1,4 +1,4 @@
-"""Sources that are one file or many of a kind (archives, records): which files, and what their keys begin with."""
+"""Sources that are one file or many of a kind: which files, and what their keys begin with."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,9 @@ NOT_SPOOLED = Fault(
 )
 
 
-def source_files(source: SourceConfig, names: re.Pattern[str]) -> list[FileStat]:
-    """The file, the files that match a glob, or those in a folder that are called like their kind; by name."""
-    if is_folder(source.path):
+def source_files(source: SourceConfig, names: re.Pattern[str] | None = None) -> list[FileStat]:
+    """The file, the files that match a glob, or those in a folder that `names` finds; in the order of their names."""
+    if names and is_folder(source.path):
         found = sorted(file for file in walk_files(source.path) if names.search(file.path))
     else:
         found = find_files(source.path)
@@ -29,7 +29,7 @@ def source_files(source: SourceConfig, names: re.Pattern[str]) -> list[FileStat]
         raise UsageError(f"source.path {source.path} {what}")
     for file in found:
         if file.problem:
-            raise UsageError(f"source.path {file.path}: {file.problem}")
+            raise UsageError(f"source.path {file.path} cannot be read: {file.problem}")
     return found
 
 

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from pipelines.config import BuildConfig, SourceConfig
 from pipelines.reasons import Reason
 from pipelines.sources.base import Kind, Partition, Row
+from pipelines.sources.files import source_files
 from pipelines.sources.metadata import needed_metadata_files, with_folder_split
 from pipelines.sources.payloads import is_text
 from pipelines.sources.rows import RowReader
 from pipelines.spool import Spool
-from pipelines.storage import find_files, glob_root, is_folder, open_text
+from pipelines.storage import glob_root, is_folder, open_text
 from pipelines.values import Fault
 from shards.errors import UsageError
 
@@ -89,13 +90,7 @@ def partition(source: SourceConfig, config: BuildConfig) -> list[Partition]:
 
 def matching_files(source: SourceConfig) -> list[Partition]:
     """A piece per file that the path names or matches."""
-    path = source.path
-    found = find_files(path)
-    if not found:
-        raise UsageError(f"source.path {path} matches no file")
-    for file in found:
-        if file.problem:
-            raise UsageError(f"source.path {file.path} cannot be read: {file.problem}")
+    found, path = source_files(source), source.path
     root = _folder_of(path) if found[0].path == path else glob_root(path)
     return [Partition(0, source.kind, file.path, root, _folder_of(file.path)) for file in found]
 
