@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import IO
 
-from benchmarks.memory import PeakMemory
+from benchmarks.memory import PeakMemory, descendants
 from shards.errors import ShardsmithError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,9 +41,10 @@ class Run:
 def measure(command: Sequence[str], *, watch: Watch = lambda: "") -> Run:
     """Runs a command from the project's root to its end; raises ShardsmithError with its last words if it fails."""
     with tempfile.TemporaryFile("w+") as log, _adopting_orphans():
+        before = descendants()
         started = time.monotonic()
         process = _start(command, log)
-        with _Sampler(watch) as sampler:
+        with _Sampler(watch, PeakMemory(before)) as sampler:
             code, cpu_seconds = _wait(process)
             ended = time.monotonic()
         cpu_seconds += _reap_orphans(process.pid)
@@ -103,10 +104,10 @@ def _last_lines(log: IO[str]) -> str:
 class _Sampler(threading.Thread):
     """Notes the memory of the command's processes, and the phase that it is in, until the block ends."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, peak: PeakMemory) -> None:
         super().__init__(daemon=True)
         self._watch, self._end = watch, threading.Event()
-        self.peak, self.samples = PeakMemory(), list[tuple[float, str]]()
+        self.peak, self.samples = peak, list[tuple[float, str]]()
 
     def __enter__(self) -> "_Sampler":
         self._sample()  # At least one, however short the command.

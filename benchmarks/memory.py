@@ -24,19 +24,25 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class PeakMemory:
-    """The highest memory seen so far."""
+    """The highest memory seen so far, of all processes below this one but those that were there before."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Iterable[int] = ()) -> None:
         """Nothing seen."""
         self.bytes = self._rough_high = 0
+        self._before = frozenset(before)
 
     def update(self) -> None:
         """Looks at all processes below this one, even those that lost their parent to it."""
-        pids = [process.pid for process in psutil.Process().children(recursive=True)]
+        pids = [pid for pid in descendants() if pid not in self._before]
         rough = sum(resident_bytes(pid) for pid in pids)
         if rough > self._rough_high * _NEW_HIGH:
             self._rough_high = rough
             self.bytes = max(self.bytes, exact_bytes(pids))
+
+
+def descendants() -> list[int]:
+    """The processes below this one."""
+    return [process.pid for process in psutil.Process().children(recursive=True)]
 
 
 def resident_bytes(pid: int) -> int:

@@ -256,8 +256,8 @@ EXAMPLES = [path for path in (Path(__file__).parent.parent / "configs").glob("*.
 @pytest.mark.parametrize("path", sorted(EXAMPLES), ids=lambda path: path.name)
 def test_the_examples_are_configs_and_say_how_to_run_them(path):
     load_settings(BuildConfig, path, {})
-    commands = [line for line in path.read_text().splitlines() if line.startswith("# python -m ")]
-    assert any(line.endswith(f"python -m pipelines build configs/{path.name}") for line in commands)
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert any(f"python -m pipelines build configs/{path.name}" in line for line in comments)
 
 
 @pytest.mark.parametrize(
