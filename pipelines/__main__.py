@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.analyst import start_analyst
 from pipelines.config import BuildConfig
 from shards import __version__
-from shards.errors import DONE, run
+from shards.errors import DONE, ShardsmithError, run
 from shards.settings import load_settings, parse_assignments
 
 _EPILOG = """\
@@ -103,10 +103,16 @@ def main(argv: Sequence[str]) -> int:
         from pipelines.retry import retry
 
         options = _beam_options(rest, arguments.command)
-        if arguments.command == "retry":
-            retry(config, options=options, analyst=analyst, started=started)
-        else:
-            build(config, options=options, analyst=analyst, overwrite=arguments.overwrite, started=started)
+        try:
+            if arguments.command == "retry":
+                retry(config, options=options, analyst=analyst, started=started)
+            else:
+                build(config, options=options, analyst=analyst, overwrite=arguments.overwrite, started=started)
+        except KeyboardInterrupt as interrupt:
+            told = (
+                f"interrupted; `retry` goes on with the shards that are written in {config.output}, `build` starts over"
+            )
+            raise ShardsmithError(told) from interrupt
     return DONE
 
 

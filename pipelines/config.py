@@ -82,6 +82,11 @@ class SourceConfig(Settings):
     labels_path: str = ""  # where labels lie in a file of their own (npy, IDX)
     arguments: dict[str, Any] = {}  # of a python function
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
     @field_validator("label_pattern")
     @classmethod
     def _pattern_compiles(cls, pattern: str) -> str:
@@ -284,7 +289,7 @@ class BuildConfig(Settings):
     @model_validator(mode="after")
     def _sources_fit(self) -> "BuildConfig":
         if (self.source is None) == (not self.sources):
-            raise ValueError("set either source, or sources with a list of them")
+            raise ValueError("set either source (or --source PATH), or sources with a list of them")
         names = [source.name for source in self.sources]
         if twice := [name for name in names if names.count(name) > 1]:
             what = f"{twice[0]!r} is the name of several" if twice[0] else "several have no name"
@@ -304,7 +309,7 @@ class BuildConfig(Settings):
     @field_validator("max_reject_fraction", "max_rejects")
     @classmethod
     def _known_reasons(cls, budget: Any) -> Any:
-        known = [ALL, *Reason]
+        known = [ALL, *(reason.value for reason in Reason)]
         if isinstance(budget, dict) and (unknown := [name for name in budget if name not in known]):
             near = difflib.get_close_matches(unknown[0], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"reasons are {', '.join(known)}"

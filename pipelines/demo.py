@@ -5,6 +5,7 @@ handwritten digits (8x8, UCI) become PNG and JPEG files in ten class folders.
 """
 
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,9 @@ def write_broken(root: Path) -> int:
 
 def main() -> int:
     """Writes the demo below the folder given on the command line."""
-    root = Path(sys.argv[1])
+    parser = ArgumentParser(prog="python -m pipelines.demo", description="Write the raw images of the demo.")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="where the class folders go")
+    root = parser.parse_args().folder
     print(f"wrote {write_demo(root):,} files, 5 of them broken on purpose, to {root}")
     return 0
 

@@ -16,6 +16,7 @@ from pipelines.config import BuildConfig
 from pipelines.decoders import DecoderPool
 from pipelines.donor import Donor, rewrite_shard
 from pipelines.layout import BuildFolder, save_plan
+from pipelines.overlaps import mark_overlaps, place_of
 from pipelines.plan import Listing, Plan, choose_split, make_plan
 from pipelines.sources import list_partition, partition_sources
 from pipelines.sources.base import Partition
@@ -36,11 +37,31 @@ class ListInputs(beam.PTransform):
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection[InputRef]:
         """Root -> refs."""
-        return (
+        refs = (
             root
             | "Partitions" >> beam.Create(partition_sources(self.config))  # Partition
             | "Spread" >> beam.Reshuffle()  # Partition
             | "List" >> beam.FlatMap(list_refs, self.config, self.spool).with_output_types(InputRef)  # InputRef
+        )
+        # One source cannot overlap with another, and is spared the shuffle.
+        return refs | "MarkOverlaps" >> MarkOverlaps(self.config) if len(self.config.all_sources) > 1 else refs
+
+
+@dataclass(eq=False)
+class MarkOverlaps(beam.PTransform):
+    """Marks inputs that an earlier source names too."""
+
+    config: BuildConfig
+
+    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[InputRef]:
+        """Refs -> the same refs, some with a fault."""
+        names = tuple(self.config.source_name(number) for number in range(len(self.config.all_sources)))
+        return (
+            refs
+            | "KeyByPlace" >> beam.Map(lambda ref: (place_of(ref), ref)).with_output_types(tuple[str, InputRef])
+            | "GroupByPlace" >> beam.GroupByKey()  # (place, [InputRef])
+            | "Refs" >> beam.Values()  # [InputRef]
+            | "Mark" >> beam.FlatMap(mark_overlaps, names).with_output_types(InputRef)  # InputRef
         )
 
 

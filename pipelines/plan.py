@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from pipelines.config import BuildConfig, ImageConfig, ShardsConfig, SplitsConfig
 from pipelines.forms import pixel_count, row_length
+from pipelines.reasons import LISTED_TWICE
 from pipelines.values import Content, InputRef, Location, PlannedShard
 from shards.errors import UsageError
 from shards.records import FRAMING_BYTES
@@ -95,7 +96,9 @@ class Listing:
         self.images[cell] += 1
         self.sources[split, ref.source] += 1
         self.bytes[cell] += estimate_record_bytes(ref, config.image)
-        if ref.fault:
+        if ref.fault and ref.fault.reason == LISTED_TWICE:
+            pass  # neither an input of its own nor a problem
+        elif ref.fault:
             self.faulty += 1
             self.fault = _first(self.fault, f"{ref.key}: {ref.fault.message}")
         else:

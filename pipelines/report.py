@@ -37,7 +37,7 @@ def render_report(manifest: Manifest, root: Path) -> str:
     parts = [
         f"<h1>{html.escape(manifest.name)}</h1>",
         f'<p class="quiet">{counts.listed:,} listed = {counts.written:,} written + {rejected:,} rejected '
-        f"+ {counts.duplicates:,} duplicates &middot; examples {manifest.label_summary} &middot; "
+        f"+ {counts.duplicates:,} duplicates &middot; {counts.written:,} examples {manifest.label_summary} &middot; "
         f"{_boxes_in_words(manifest)}fingerprint {manifest.fingerprint[:12]}</p>",
         "<h2>Splits</h2>",
         _table(
@@ -141,7 +141,8 @@ def _rejects(manifest: Manifest, root: Path) -> str:
     reasons = _table(("reason", "inputs"), [(reason, count) for reason, count in manifest.counts.rejected.items()])
     rows = []
     for row in read_rejects(root, limit=_REJECTS):
-        cells = "".join(f'<td class="path">{html.escape(row[name])}</td>' for name in ("key", "reason", "message"))
+        key, reason, message = (html.escape(row[name]) for name in ("key", "reason", "message"))
+        cells = f'<td class="path">{key}</td><td>{reason}</td><td class="path">{message}</td>'
         rows.append(f"<tr>{cells}</tr>")
     more = sum(manifest.counts.rejected.values()) - len(rows)
     note = f'<p class="quiet">and {more:,} more in rejected/</p>' if more else ""

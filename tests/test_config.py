@@ -328,7 +328,7 @@ def test_resize_short_form(text, values):
         ({"boxes.format": "xyx"}, "boxes.format: Input should be 'xyxy', 'xywh', 'yxyx' or 'cxcywh' (got 'xyx')"),
         ({"boxes.min_visible": 1}, "boxes.min_visible: Input should be less than 1"),
         ({"boxes.units": "pixels"}, "unknown key 'units' in boxes; did you mean 'unit'?"),
-        ({"sources": [{"path": "a"}]}, "set either source, or sources with a list of them"),
+        ({"sources": [{"path": "a"}]}, "set either source (or --source PATH), or sources with a list of them"),
         ({"image.encode.qualty": 3}, "unknown key 'qualty' in image.encode; did you mean 'quality'?"),
     ],
 )

@@ -14,12 +14,14 @@ from pictures import encoded, picture, write_class_folders
 from PIL import Image
 
 from pipelines.coders import InputRefCoder
+from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards, key_by_shard
 from pipelines.plan import Listing, make_plan
 from pipelines.runner import parse_beam_options, run_build
 from pipelines.values import Fault, InputRef, Location
 from shards.files import hash_file
+from shards.settings import validate
 
 LOCAL = PipelineOptions(["--runner=FnApiRunner"])
 
@@ -170,3 +172,15 @@ def test_every_mode_writes_the_same_bytes(arguments, raw, reference_bytes, tmp_p
     assert sum(name.endswith(".tfrecord") for name in reference_bytes) >= 6
     assert sum(name.startswith("rejected/") for name in reference_bytes) == 1
     assert build_bytes(raw, tmp_path, *arguments) == reference_bytes
+
+
+def test_a_file_that_two_sources_name_is_a_duplicate_for_the_second(raw, tmp_path):
+    (tmp_path / "link").symlink_to(raw)  # another path to the same files
+    sources = [{"name": "first", "path": f"{raw}/*/*.jpg"}, {"name": "second", "path": str(tmp_path / "link")}]
+    config = validate(BuildConfig, {"sources": sources, "output": "out"}, place="the test")
+    with BeamTestPipeline(options=LOCAL) as pipeline:
+        refs = pipeline | ListInputs(config)
+        counts = refs | beam.Map(lambda ref: (ref.source, ref.fault)) | beam.combiners.Count.PerElement()
+        told = Fault("listed_twice", "source 'first' names the same input; it is in the dataset once")
+        # Of the 37 files the first source names those that are JPEGs and lie directly in the class folders.
+        assert_that(counts, equal_to([((0, None), 25), ((1, told), 25), ((1, None), 12)]))

@@ -277,7 +277,8 @@ def test_what_is_not_there_is_refused(scheme):
         f"source.path {scheme}://pic*/x: write the bucket's name, without wildcards, after ://"
     )
     assert refused(f"{base}/lists/near") == (
-        f"source.path {base}/lists/near has no class folders; expected {base}/lists/near/<class>/<image>, or a listing"
+        f"source.path {base}/lists/near has no class folders; expected {base}/lists/near/<class>/<image>, "
+        "or a listing; for a flat folder set source.label_pattern, or labels.kind: none"
     )
 
 

@@ -189,7 +189,8 @@ def refused(config: BuildConfig) -> str:
 def test_sources_that_cannot_be_listed_are_refused(tmp_path):
     assert refused(source(tmp_path / "no")) == f"source.path {tmp_path}/no does not exist"
     assert refused(source(tmp_path)) == (
-        f"source.path {tmp_path} has no class folders; expected {tmp_path}/<class>/<image>, or a listing"
+        f"source.path {tmp_path} has no class folders; expected {tmp_path}/<class>/<image>, or a listing; "
+        "for a flat folder set source.label_pattern, or labels.kind: none"
     )
     (tmp_path / "notes.txt").write_text("x")
     notes = tmp_path / "notes.txt"

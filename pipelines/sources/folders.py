@@ -10,7 +10,7 @@ from pipelines.reasons import Reason
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.rows import label_problem, relative_key
 from pipelines.spool import Spool
-from pipelines.storage import FileStat, glob_matcher, glob_root, is_folder, is_glob, subfolders, walk_files
+from pipelines.storage import FileStat, find_files, glob_matcher, glob_root, is_folder, is_glob, subfolders, walk_files
 from pipelines.values import Fault, Location
 from shards.errors import UsageError
 
@@ -53,6 +53,8 @@ def layout_of(source: SourceConfig, config: BuildConfig) -> str:
 
 def check(source: SourceConfig, config: BuildConfig) -> None:
     """Refuses folders that give no labels, or labels that cannot be used."""
+    if is_glob(source.path) and not find_files(source.path):
+        raise UsageError(f"source.path {source.path} matches no file")
     if not is_folder(root_of(source)):
         raise UsageError(f"source.path {source.path} is not a folder; set source.kind to what it is")
     if config.labels.kind == "regression" or config.boxes or config.columns:
@@ -83,8 +85,11 @@ def _check_class_folders(source: SourceConfig, config: BuildConfig) -> None:
         return
     folders = [part for part in partition(source, config) if part.note == CLASS]
     if not folders:
-        path = source.path
-        raise UsageError(f"source.path {path} has no class folders; expected {path}/<class>/<image>, or a listing")
+        root = root_of(source)
+        raise UsageError(
+            f"source.path {source.path} has no class folders; expected {root}/<class>/<image>, or a listing; "
+            "for a flat folder set source.label_pattern, or labels.kind: none"
+        )
     for folder in folders:
         if problem := label_problem(unicodedata.normalize("NFC", folder.label)):
             raise UsageError(f"class folder {folder.path!r}: {problem}; rename it")
