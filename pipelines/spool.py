@@ -59,8 +59,8 @@ def write_spool(path: Path, refs_of: Callable[[Spool], Iterable[InputRef]]) -> I
     if not listed.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            refs = stack.enter_context(open_atomically(listed))  # entered first, so named last
-            data = stack.enter_context(open_atomically(path))
+            refs = stack.enter_context(open_atomically(listed, durable=False))  # entered first, so named last
+            data = stack.enter_context(open_atomically(path, durable=False))
             for ref in refs_of(Spool(str(path), data)):
                 encoded = _CODER.encode(ref)
                 refs.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)

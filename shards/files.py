@@ -12,17 +12,19 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 @contextmanager
-def open_atomically(path: Path) -> Iterator[BinaryIO]:
+def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A stream whose content gets the name `path` when the block ends well, and leaves nothing behind when it does not.
 
     The temporary name is unique, so that two workers writing the same file (a retry, a speculative twin) cannot mix.
+    What can be made again need not be `durable`, and is not waited for until it is on the disk.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())  # A name must never outlive a power cut that its content did not.
+            if durable:
+                os.fsync(stream.fileno())  # A name must never outlive a power cut that its content did not.
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

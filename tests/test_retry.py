@@ -484,3 +484,16 @@ def test_spooled_arrays_are_spooled_again_and_only_what_changed_is_processed(tmp
     assert (manifest.counts.written, manifest.counts.rejected) == (30, {})
     assert "tried again: 1 inputs, 1 now written, 0 still rejected" in capsys.readouterr().out
     assert_fresh(config, tmp_path)
+
+
+def test_spooled_rows_whose_values_change_are_not_taken_over(tmp_path, capsys):
+    rows = np.random.default_rng(4).random((30, 5), dtype=np.float32)
+    (tmp_path / "raw").mkdir()
+    config = make_config(tmp_path / "raw" / "set.npz", tmp_path / "out", shards={"count": 2})
+    np.savez_compressed(tmp_path / "raw" / "set.npz", data=rows, labels=np.arange(30) % 2)
+    run_build(config)
+    rows[3] = 1 - rows[3]  # as many bytes as before
+    np.savez_compressed(tmp_path / "raw" / "set.npz", data=rows, labels=np.arange(30) % 2)
+    run_retry(config)
+    assert "tried again: 1 inputs, 1 now written, 0 still rejected" in capsys.readouterr().out
+    assert_fresh(config, tmp_path)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pipelines.reasons import Reason
 from pipelines.sources.base import Partition, Row
 from pipelines.sources.cells import shown
 from pipelines.sources.rows import relative_key
-from pipelines.sources.stored_arrays import StoredArray, block_rows, read_blocks
+from pipelines.sources.stored_arrays import StoredArray, block_rows, read_ahead, read_blocks
 from pipelines.spool import Spool
 from pipelines.storage import file_stat, glob_root, is_glob
 from pipelines.values import Fault, Location
@@ -111,34 +110,31 @@ def list_rows(
     table: ArrayTable, part: Partition, source: SourceConfig, config: BuildConfig, spool: Spool
 ) -> Iterator[Row]:
     """A row per row: where its bytes lie, or now lie in the spool, and its values."""
-    data = table.data
-    rows = block_rows(data, *table.columns.values())
-    starts = range(part.first, part.end, rows)
+    rows = block_rows(table.data, *table.columns.values())
     names = [source.fields.get(role, role) for role in table.columns]
     columns = [
         _column(read_blocks(array, part.first, part.end, rows=rows, scratch=spool.folder), role, config)
         for role, array in table.columns.items()
     ]
-    file, size, form = relative_key(data.path, part.root), data.row_bytes, data.form
-    modified = file_stat(data.path).modified if data.is_in_place else 0
-    for start, (path, offset) in zip(starts, _places(data, starts, part.end, spool), strict=True):
-        count = min(rows, part.end - start)
-        for number, *values in zip(range(count), *(islice(column, count) for column in columns), strict=True):
-            key = f"{file}/{start + number}"
-            location = Location(path, size, offset + number * size, modified, form=form)
-            fault = next((value for value in values if isinstance(value, Fault)), None)
-            yield Row(key, key, dict(zip(names, values, strict=True)), location, fault)
+    file, places = relative_key(table.data.path, part.root), _places(table.data, part, rows, spool)
+    for number, location, *values in zip(range(part.first, part.end), places, *columns, strict=True):
+        key = f"{file}/{number}"
+        fault = next((value for value in values if isinstance(value, Fault)), None)
+        yield Row(key, key, dict(zip(names, values, strict=True)), location, fault)
 
 
-def _places(data: StoredArray, starts: range, end: int, spool: Spool) -> Iterator[tuple[str, int]]:
-    """Where each block of rows begins: a path and an offset."""
+def _places(data: StoredArray, part: Partition, rows: int, spool: Spool) -> Iterator[Location]:
+    """Where each row lies: in the file, or in the spool, to which it is copied."""
+    size, form = data.row_bytes, data.form
     if data.is_in_place or spool.is_dry:
-        for start in starts:
-            yield data.path, data.offset + start * data.row_bytes
+        modified = file_stat(data.path).modified if data.is_in_place else 0
+        for number in range(part.first, part.end):
+            yield Location(data.path, size, data.offset + number * size, modified, form=form)
     else:
-        for block in read_blocks(data, starts.start, end, rows=starts.step, scratch=spool.folder):
-            place = spool.add(block.reshape(-1).view(np.uint8).data)
-            yield place.path, place.offset
+        for block in read_ahead(read_blocks(data, part.first, part.end, rows=rows, scratch=spool.folder)):
+            view = block.reshape(-1).view(np.uint8).data
+            for start in range(0, len(view), size):
+                yield spool.add(view[start : start + size], form=form)
 
 
 def _column(blocks: Iterator[npt.NDArray[Any]], role: str, config: BuildConfig) -> Iterator[Any]:

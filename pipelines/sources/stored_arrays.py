@@ -6,10 +6,11 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from pipelines.forms import array_form
 from pipelines.storage import is_remote, open_binary
 from shards.errors import UsageError
+
+T = TypeVar("T")
 
 # What is read at once: enough to make a block cheap, little enough to keep memory flat.
 _BLOCK_BYTES, _BLOCK_ROWS = 4_000_000, 16_384
@@ -164,6 +167,15 @@ def _at_random(array: StoredArray, scratch: str | None) -> Iterator[tuple[Binary
         while data := stream.read(_COPY_BYTES):
             copy.write(data)
         yield cast(BinaryIO, copy), 0
+
+
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made in a thread while the one before is used: inflating needs Python's lock no more."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 def read_exactly(stream: BinaryIO, size: int) -> bytes:
