@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config_command(commands: Any, name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument("config", metavar="CONFIG", help="YAML file; configs/train_demo.yaml is a small example")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
