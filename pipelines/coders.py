@@ -4,7 +4,11 @@ import pickle
 
 import apache_beam as beam
 
-from pipelines.values import Fault, InputRef, Location
+from pipelines.values import Before, Fault, InputRef, Location
+
+# The fields of a ref around its nested values: what the source says, and what is found out on the way.
+_SAID, _FOUND = slice(2, 9), slice(11, None)
+_SAID_COUNT = 7
 
 
 class InputRefCoder(beam.coders.Coder):
@@ -12,12 +16,14 @@ class InputRefCoder(beam.coders.Coder):
 
     def encode(self, value: InputRef) -> bytes:
         """The ref's fields as bytes."""
-        return pickle.dumps((tuple(value.location), value.fault and tuple(value.fault), *value[:1], *value[2:-1]), 5)
+        fault, before = value.fault and tuple(value.fault), value.before and tuple(value.before)
+        return pickle.dumps((tuple(value.location), fault, before, value.key, *value[_SAID], *value[_FOUND]), 5)
 
     def decode(self, encoded: bytes) -> InputRef:
         """The ref again."""
-        location, fault, key, *rest = pickle.loads(encoded)
-        return InputRef._make((key, Location(*location), *rest, fault and Fault(*fault)))
+        location, fault, before, key, *rest = pickle.loads(encoded)
+        nested = fault and Fault(*fault), before and Before(*before)
+        return InputRef(key, Location(*location), *rest[:_SAID_COUNT], *nested, *rest[_SAID_COUNT:])
 
     def is_deterministic(self) -> bool:
         """Refs are never keys."""

@@ -41,8 +41,27 @@ class Location(NamedTuple):
         return self.offset < 0
 
 
+class Before(NamedTuple):
+    """What the dataset that is being taken further knows of an input: its shard, and what became of it there.
+
+    `same` tells that the input has not changed; `gone`, that it is no longer there: such a ref stands for what was.
+    """
+
+    split: str
+    index: int  # of the shard
+    identity: int  # that it had then
+    same: bool = True
+    gone: bool = False
+    reason: str = ""  # why it is no record; "": it is one
+    content: int = 0
+    look: bytes = b""
+
+
 class InputRef(NamedTuple):
-    """One input, by reference. A ref with a fault flows like any other, so that it is counted, and ends as a reject."""
+    """One input, by reference. A ref with a fault flows like any other, so that it is counted, and ends as a reject.
+
+    The fields up to the fault are what the source says; those after it are found out on the way.
+    """
 
     key: str
     location: Location
@@ -54,6 +73,11 @@ class InputRef(NamedTuple):
     boxes: tuple[Box, ...] = ()
     source: int = 0  # which of the config's sources
     fault: Fault | None = None
+    before: Before | None = None
+    content: int = 0  # a digest of the input's bytes; 0: not known
+    look: bytes = b""  # a hash of what the picture looks like; empty: none
+    unit: str = ""  # inputs of one unit belong on the same side of every split; "": its group, or it alone
+    dealt: str = ""  # the split that it goes to; "": not dealt yet
 
 
 @dataclass(frozen=True)
@@ -140,9 +164,19 @@ class Receipt:
     boxes_kept: int = 0
     boxes_dropped: int = 0
     kept_truncated: int = 0
+    hashes: tuple[int, int] = (0, 0)  # the first and the last of its inputs in the order of their keys' hashes
     sources: Mapping[str, Account] = field(default_factory=dict)
 
     @property
     def shard(self) -> PlannedShard:
         """The shard's names."""
         return PlannedShard(number=-1, split=self.split, index=self.index)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How the inputs of a dataset differ from those of the version before."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
