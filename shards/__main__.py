@@ -1,9 +1,10 @@
-"""Command line of the dataset format: check a dataset, look into one. Needs neither Beam nor TensorFlow."""
+"""Command line of the dataset format: check, look into, compare datasets. Needs neither Beam nor TensorFlow."""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -12,22 +13,21 @@ from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
 from shards.example import Values, decode_example
 from shards.manifest import Manifest, SplitEntry, read_manifest
 from shards.records import DamagedRecord, read_records
-from shards.samples import make_sample, show_plainly
+from shards.samples import make_sample, show_values
 
 BYTES_PER_PROCESS = 1_000_000_000  # a few seconds of checking, against half a second to start another process
-_SHOWN_VALUES = 12
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="python -m shards",
-        description="Check and look into a dataset directory.",
-        epilog="Exit codes: 0 good, 1 damaged or not a dataset, 2 bad usage.",
+        description="Check, look into and compare dataset directories.",
+        epilog="Exit codes: 0 good, 1 damaged or not a dataset, 2 bad usage; of diff: 0 same, 1 different, 2 trouble.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="verify|inspect")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="verify|inspect|diff")
     verify = commands.add_parser(
         "verify", help="re-read every record and compare everything with the manifest", allow_abbrev=False
     )
@@ -54,6 +54,19 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PNG",
         help="where (default ./contact-sheet.png)",
     )
+    diff = commands.add_parser(
+        "diff",
+        help="print which examples, classes and settings differ between two datasets",
+        epilog="Exit codes: 0 same, 1 different, 2 trouble: a dataset is missing or damaged, or bad usage. Shards that "
+        "both manifests list with the same sha256 are not read; `verify` tells whether they are what they should be.",
+        allow_abbrev=False,
+    )
+    diff.add_argument("old", metavar="A", type=Path)
+    diff.add_argument("new", metavar="B", type=Path)
+    diff.add_argument(
+        "--examples", type=int, default=10, metavar="N", help="how many to list of each kind of difference (default 10)"
+    )
+    diff.add_argument("--json", action="store_true", help="print one JSON object with all differences, and no text")
     return parser
 
 
@@ -97,10 +110,33 @@ def inspect(directory: Path, *, split: str | None, records: int, show: int, shee
         raise ShardsmithError(f"no split of {directory} has any records")
     print(f"first records of {chosen.name}:")
     for example in islice(read_examples(directory, chosen), records):
-        print("  " + "  ".join(f"{name}={_show(values)}" for name, values in example.items()))
+        print("  " + "  ".join(f"{name}={show_values(values)}" for name, values in example.items()))
     if show:
         _write_sheet(directory, chosen, manifest, show, sheet)
     return DONE
+
+
+def diff(old: Path, new: Path, *, examples: int, json: bool) -> int:
+    """Prints what differs, or that nothing does."""
+    if examples < 0:
+        raise UsageError(f"--examples {examples} must not be negative")
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from shards.diff import DIFFERENT, DiffTrouble, compare_datasets
+    from shards.diff_print import json_pieces, text_lines
+
+    console = Console(stderr=True)
+    try:
+        with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+            difference = compare_datasets(old, new, track=partial(progress.track, description="reading"))
+        for piece in json_pieces(difference) if json else text_lines(difference, limit=examples):
+            print(piece, end="" if json else "\n")
+    except KeyboardInterrupt as interrupt:
+        raise DiffTrouble("interrupted") from interrupt
+    except ShardsmithError as error:
+        raise DiffTrouble(str(error)) from error
+    return DIFFERENT if difference else DONE
 
 
 def read_examples(directory: Path, split: SplitEntry) -> Iterator[dict[str, Values]]:
@@ -154,22 +190,10 @@ def _print_labels(manifest: Manifest) -> None:
         print(f"  and {len(manifest.labels) - 20:,} more")
 
 
-def _show(values: Values) -> str:
-    more = f",... ({len(values):,} values)" if len(values) > _SHOWN_VALUES else ""
-    return ",".join(_show_value(value) for value in values[:_SHOWN_VALUES]) + more
-
-
-def _show_value(value: bytes | int | float) -> str:
-    if not isinstance(value, bytes):
-        return show_plainly(value)
-    text = value[:100].decode("utf-8", "backslashreplace")
-    return repr(text) if len(value) <= 100 and text.isprintable() else f"<{len(value):,} bytes>"
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
     arguments = vars(make_parser().parse_args(argv))
-    commands: dict[str, Callable[..., int]] = {"verify": verify, "inspect": inspect}
+    commands: dict[str, Callable[..., int]] = {"verify": verify, "inspect": inspect, "diff": diff}
     return commands[arguments.pop("command")](**arguments)
 
 

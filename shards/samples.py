@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shards.example import Values
 
 Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as fractions of the picture
+_SHOWN_VALUES = 12
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,16 @@ def show_plainly(value: bytes | int | float) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return str(float(f"{value:.7g}")) if isinstance(value, float) else str(value)
+
+
+def show_values(values: Values) -> str:
+    """The values of a feature in a few words: text as it is, other bytes by their number, and no more than a dozen."""
+    more = f",... ({len(values):,} values)" if len(values) > _SHOWN_VALUES else ""
+    return ",".join(_show_value(value) for value in values[:_SHOWN_VALUES]) + more
+
+
+def _show_value(value: bytes | int | float) -> str:
+    if not isinstance(value, bytes):
+        return show_plainly(value)
+    text = value[:100].decode("utf-8", "backslashreplace")
+    return repr(text) if len(value) <= 100 and text.isprintable() else f"<{len(value):,} bytes>"
