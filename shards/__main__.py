@@ -23,7 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m shards",
         description="Check, look into and compare dataset directories.",
-        epilog="Exit codes: 0 good, 1 damaged or not a dataset, 2 bad usage; of diff: 0 same, 1 different, 2 trouble.",
+        epilog="Exit codes: 0 good, 1 damaged or not a dataset, 2 bad usage. Of diff: 0 same, 1 different, 2 trouble.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")

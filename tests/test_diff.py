@@ -419,6 +419,14 @@ def test_an_interrupt_is_no_difference(
     assert refused(capsys, old, new) == "error: interrupted\n"
 
 
+def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(["diff", "--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 same, 1 different, 2 trouble: a dataset is missing or damaged, or bad usage." in text
+
+
 def test_a_record_that_changes_between_the_readings_is_noticed(tmp_path: Path) -> None:
     old = save_dataset(tmp_path / "old", {"train": [[features(0)]]})
     new = save_dataset(tmp_path / "new", {"train": [[features(0), features(1)]]})
