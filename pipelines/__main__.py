@@ -5,13 +5,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pipelines.analyst import start_analyst
 from pipelines.config import BuildConfig
 from shards import __version__
 from shards.errors import DONE, ShardsmithError, run
+from shards.manifest import Manifest
 from shards.settings import load_settings, parse_assignments
 
 _EPILOG = """\
@@ -20,10 +22,12 @@ examples:
   python -m pipelines build configs/demo.yaml --set shards.target_mb=64
   python -m pipelines build configs/demo.yaml --direct_running_mode=multi_processing --direct_num_workers=8
   python -m pipelines plan configs/demo.yaml
+  python -m pipelines append configs/demo.yaml         # new pictures have come
   python -m pipelines retry configs/demo.yaml          # after mending what rejected/*.jsonl lists
 
 Options that are not listed here are Apache Beam's (--runner, --direct_num_workers, ...).
-Exit codes: 0 done, 1 the build or retry failed, 2 bad config or usage.
+A build that was interrupted goes on when the same command is given again.
+Exit codes: 0 done, 1 it failed, 2 bad config or usage.
 """
 
 
@@ -37,16 +41,17 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan|retry")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan|append|retry")
     build = _add_command(commands, "build", "write the dataset")
     build.add_argument("--overwrite", action="store_true", help="replace a finished dataset at the output")
     _add_command(commands, "plan", "dry run: list metadata, print images, classes, splits, shards and estimated bytes")
     _add_command(
         commands,
-        "retry",
-        "try the rejected inputs of a dataset again, and take in what was added, changed or removed; "
-        "the result is the same as that of a fresh build",
+        "append",
+        "take up what was added to the sources, changed there or removed from there, as a new version: "
+        "shards and splits that are there stay as they are",
     )
+    _add_command(commands, "retry", "what append does, and try rejected inputs again; also for an unfinished build")
     return parser
 
 
@@ -100,18 +105,18 @@ def main(argv: Sequence[str]) -> int:
     # The analyst takes longest to get ready, so it starts before Beam is imported here.
     with start_analyst() as analyst:
         from pipelines.build import build
-        from pipelines.retry import retry
+        from pipelines.update import append, retry
 
         options = _beam_options(rest, arguments.command)
+        commands: dict[str, Callable[..., Manifest]] = {
+            "build": partial(build, overwrite=getattr(arguments, "overwrite", False)),
+            "append": append,
+            "retry": retry,
+        }
         try:
-            if arguments.command == "retry":
-                retry(config, options=options, analyst=analyst, started=started)
-            else:
-                build(config, options=options, analyst=analyst, overwrite=arguments.overwrite, started=started)
+            commands[arguments.command](config, options=options, analyst=analyst, started=started)
         except KeyboardInterrupt as interrupt:
-            told = (
-                f"interrupted; `retry` goes on with the shards that are written in {config.output}, `build` starts over"
-            )
+            told = f"interrupted; the same command goes on with the shards that are written in {config.output}"
             raise ShardsmithError(told) from interrupt
     return DONE
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pipelines.config import ALL, BuildConfig
 from pipelines.layout import BuildFolder
 from pipelines.plan import Plan
-from pipelines.reasons import LISTED_TWICE
+from pipelines.reasons import DUPLICATES
 from pipelines.report import read_rejects
 from pipelines.values import Account, Receipt
 from shards.errors import ShardsmithError
@@ -41,10 +41,12 @@ def count_up(receipts: Sequence[Receipt]) -> Counts:
 
 def check_accounting(plan: Plan, receipts: Sequence[Receipt], counts: Counts, folder: BuildFolder) -> None:
     """Every planned shard was written, and every planned input is in one account, and in a file if it was left out."""
-    if len(receipts) != len(plan.shards):
-        raise ShardsmithError(f"{len(receipts)} of {len(plan.shards)} planned shards were written; run the build again")
+    made = {receipt.shard.slug for receipt in receipts}
+    written = [shard for shard in plan.shards if shard.slug in made]
+    if len(written) != len(plan.shards):
+        raise ShardsmithError(f"{len(written)} of {len(plan.shards)} planned shards were written; run the build again")
     planned = {(source, split.name): listed for split in plan.splits for source, listed in split.sources.items()}
-    found = count_rejects(plan, folder)
+    found = count_rejects(receipts, folder)
     for problem in (*counts.problems(), *_unplanned(planned, counts), *_unlisted(found, counts)):
         raise ShardsmithError(f"the accounting does not hold: {problem}; run the build again")
 
@@ -58,10 +60,10 @@ def _unplanned(planned: dict[tuple[str, str], int], counts: Counts) -> Iterator[
             yield f"{place} had {expected} inputs when it was planned and {arrived} when it was read: did it change?"
 
 
-def count_rejects(plan: Plan, folder: BuildFolder) -> Counter[tuple[str, str, str]]:
+def count_rejects(receipts: Sequence[Receipt], folder: BuildFolder) -> Counter[tuple[str, str, str]]:
     """The lines of the rejects files by source, split and reason."""
     found: Counter[tuple[str, str, str]] = Counter()
-    for shard in plan.shards:
+    for shard in (receipt.shard for receipt in receipts):
         if folder.rejects(shard).exists():
             with folder.rejects(shard).open(encoding="utf-8") as stream:
                 rows = map(json.loads, stream)
@@ -73,8 +75,8 @@ def _unlisted(found: Counter[tuple[str, str, str]], counts: Counts) -> Iterator[
     reasons: Counter[str] = Counter()
     listed: Counter[tuple[str, str, bool]] = Counter()
     for (source, split, reason), lines in found.items():
-        listed[source, split, reason == LISTED_TWICE] += lines
-        reasons[reason] += 0 if reason == LISTED_TWICE else lines
+        listed[source, split, reason in DUPLICATES] += lines
+        reasons[reason] += 0 if reason in DUPLICATES else lines
     for each in counts.sources:
         for what, expected, twice in (("rejected", each.rejected, False), ("duplicates", each.duplicates, True)):
             lines = listed[each.source, each.split, twice]

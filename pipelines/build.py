@@ -10,55 +10,157 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.analyst import Analyst
-from pipelines.commit import commit
+from pipelines.commit import FIRST, Origin, commit
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder
+from pipelines.donor import Donor
+from pipelines.layout import BuildFolder, load_plan, load_receipt, sweep_unplanned
 from pipelines.objects import use_options
-from pipelines.plan import Plan
+from pipelines.plan import Past, Plan
 from pipelines.progress import show_progress
-from pipelines.recipe import Recipe
+from pipelines.recipe import Recipe, compare
 from pipelines.runner import is_local, run_build, run_plan
+from pipelines.scan import load_scan, save_scan, scan_sources
 from pipelines.sources import check_sources, resolve
 from pipelines.sources.folders import root_of
 from pipelines.storage import is_folder, is_remote
-from shards.errors import UsageError
-from shards.manifest import Manifest
+from shards.errors import ShardsmithError, UsageError
+from shards.manifest import Manifest, read_manifest
 from shards.quiet import captured_stderr
+from shards.verify import verify
 
 
 def build(
-    config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, overwrite: bool, started: float
+    config: BuildConfig,
+    *,
+    options: PipelineOptions,
+    analyst: Analyst,
+    overwrite: bool,
+    started: float,
+    retry: bool = False,
 ) -> Manifest:
-    """Builds the dataset and says what was made, where, and what to do next."""
+    """Builds the dataset, or goes on where an interrupted build stopped; says what was made, where, and what is next.
+
+    A dataset that is finished and still what its sources say is left as it is. `retry` tries what an unfinished build
+    rejected once more.
+    """
     use_options(options)  # the sources that it names may be remote, and are looked at before Beam has seen them
     check_sources(config)
     check_output(config)
     folder = BuildFolder(Path(config.output))
     folder.finish_publishing()
-    folder.prepare(overwrite=overwrite)
+    if folder.manifest.exists() and not overwrite:
+        return confirm(config, folder)
+    begun, bound = begin(folder, config, anew=overwrite, retry=retry)
     writing = time.monotonic()
-    plan = write_shards(config, options=options)
+    plan = write_shards(config, options=options, begun=begun, bound=bound)
     rate = plan.images / (time.monotonic() - writing)
+    done = describe_work(plan, folder) if begun else ""
     manifest = analyze_and_commit(plan, config, options=options, analyst=analyst)
     print_summary(manifest, config)
+    if done:
+        print(done)
     print_end(config, f"{rate:,.0f} inputs/s written, {time.monotonic() - started:.1f} s in all")
     return manifest
 
 
-def write_shards(config: BuildConfig, *, options: PipelineOptions, donor: Path | None = None) -> Plan:
+def confirm(config: BuildConfig, folder: BuildFolder) -> Manifest:
+    """Proves, from metadata alone, that a finished dataset is what a build would make; refuses if it is not."""
+    manifest = read_manifest(folder.root)
+    there = f"output {folder.root} already holds a finished dataset"
+    if differences := compare(Recipe.of_manifest(manifest), Recipe.of(config)):
+        raise UsageError(f"{there}, but {differences[0]}; choose another --output, or pass --overwrite")
+    known = load_scan(folder)
+    if known is None:
+        raise UsageError(
+            f"{there}, which does not know its sources: copied without {folder.seen_here}?; "
+            "choose another --output, or pass --overwrite"
+        )
+    if known != scan_sources(config):
+        raise UsageError(
+            f"{there}, but its sources have changed since; take the changes up with `python -m pipelines append`, "
+            "choose another --output, or pass --overwrite"
+        )
+    if problems := verify(folder.root):
+        raise ShardsmithError(f"{there}, but {problems[0]}; mend it with `python -m pipelines repair`")
+    print(
+        f"nothing to do: version {manifest.version} of {config.output} is complete, "
+        f"and its {manifest.counts.listed:,} inputs and settings are unchanged"
+    )
+    return manifest
+
+
+def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) -> tuple[Donor | None, Past]:
+    """Prepares the output; returns what an interrupted build has left there that can be gone on from."""
+    check_free(folder, overwrite=anew)
+    begun = None if anew or not folder.is_unfinished else find_begun(folder, config, retry=retry)
+    folder.prepare(anew=begun is None)
+    Recipe.of(config).save(folder.recipe)
+    ranges = load_plan(folder.begun_plan).splits if begun else ()
+    return begun, Past(starts={split.name: split.starts for split in ranges})
+
+
+def check_free(folder: BuildFolder, *, overwrite: bool) -> None:
+    """Refuses an output that is something else than a dataset."""
+    if folder.root.exists() and not folder.root.is_dir():
+        raise UsageError(f"output {folder.root} is a file; choose a directory")
+    ours = folder.work.is_dir() or (overwrite and folder.manifest.exists())
+    if folder.root.is_dir() and any(folder.root.iterdir()) and not ours:
+        raise UsageError(f"output {folder.root} is not empty and not a dataset; choose another --output")
+
+
+def find_begun(folder: BuildFolder, config: BuildConfig, *, retry: bool) -> Donor | None:
+    """The unfinished build, if this one goes on with it; says so, or why it starts over."""
+    try:
+        differences = compare(Recipe.load(folder.recipe), Recipe.of(config))
+    except (OSError, ValueError, TypeError):
+        return None  # it did not come that far
+    if harm := [each for each in differences if not each.only_takes_more]:
+        told = "; ".join(map(str, harm[:3])) + (f"; and {len(harm) - 3} more" if len(harm) > 3 else "")
+        print(f"an unfinished build is here, but {told}: starting over", file=sys.stderr)
+        return None
+    count = sum(1 for _ in (folder.state / "receipts").glob("*.json"))
+    print(f"going on with an unfinished build: {count:,} shards are written", file=sys.stderr)
+    return Donor(folder.root, retry=retry or bool(differences))
+
+
+def write_shards(
+    config: BuildConfig,
+    *,
+    options: PipelineOptions,
+    begun: Donor | None = None,
+    past: Donor | None = None,
+    bound: Past | None = None,
+) -> Plan:
     """Lists, plans and writes into the prepared output, while a person can watch."""
     folder = BuildFolder(Path(config.output))
-    Recipe.of(config).save(folder.recipe)
     with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
-        plan = run_build(config, options=options, donor=donor)
+        plan = run_build(config, options=options, begun=begun, past=past, bound=bound)
     check_not_empty(plan, config)
+    save_scan(folder)
+    sweep_unplanned(plan, folder)
     return plan
 
 
-def analyze_and_commit(plan: Plan, config: BuildConfig, *, options: PipelineOptions, analyst: Analyst) -> Manifest:
+def analyze_and_commit(
+    plan: Plan, config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, origin: Origin = FIRST
+) -> Manifest:
     """Turns written shards into a complete dataset."""
     print("checking the accounts, analysing labels, pixels and columns with tf.Transform", file=sys.stderr)
-    return commit(plan, config, analyst=analyst, options=_analysis_options(options))
+    return commit(plan, config, analyst=analyst, options=_analysis_options(options), origin=origin)
+
+
+def describe_work(plan: Plan, folder: BuildFolder) -> str:
+    """What was processed, what came of it, and what was taken over from an earlier run or version."""
+    written_now = [shard for shard in plan.shards if folder.taken(shard).exists()]
+    receipts = [load_receipt(folder.receipt(shard)) for shard in written_now]
+    taken = sum(int(folder.taken(shard).read_text()) for shard in written_now)
+    written = sum(receipt.records for receipt in receipts) - taken
+    rejected = sum(sum(receipt.rejected.values()) for receipt in receipts)
+    kept = len(plan.shards) - len(written_now)
+    return (
+        f"processed now: {written + rejected:,} inputs, {written:,} written, {rejected:,} rejected\n"
+        f"shards: {kept:,} kept, {len(written_now):,} written now, with {taken:,} records taken over unread"
+    )
 
 
 def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
@@ -92,11 +194,11 @@ def check_apart(output: Path, source: Path) -> None:
 
 def check_not_empty(plan: Plan, config: BuildConfig) -> None:
     """Refuses sources without inputs, or without one that can be used."""
-    if not plan.images:
+    if not plan.listed:
         what = "has no image files" if all(is_folder(each.path) for each in config.all_sources) else "gives no inputs"
         raise UsageError(f"{describe_sources(config)} {what}")
-    if plan.faulty == plan.images:
-        raise UsageError(f"{describe_sources(config)}: none of the {plan.images:,} inputs can be used; {plan.fault}")
+    if plan.faulty == plan.listed:
+        raise UsageError(f"{describe_sources(config)}: none of the {plan.listed:,} inputs can be used; {plan.fault}")
 
 
 def describe_sources(config: BuildConfig) -> str:

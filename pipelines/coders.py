@@ -17,13 +17,14 @@ class InputRefCoder(beam.coders.Coder):
     def encode(self, value: InputRef) -> bytes:
         """The ref's fields as bytes."""
         fault, before = value.fault and tuple(value.fault), value.before and tuple(value.before)
-        return pickle.dumps((tuple(value.location), fault, before, value.key, *value[_SAID], *value[_FOUND]), 5)
+        fields = tuple(value)
+        return pickle.dumps((tuple(value.location), fault, before, value.key, *fields[_SAID], *fields[_FOUND]), 5)
 
     def decode(self, encoded: bytes) -> InputRef:
         """The ref again."""
         location, fault, before, key, *rest = pickle.loads(encoded)
         nested = fault and Fault(*fault), before and Before(*before)
-        return InputRef(key, Location(*location), *rest[:_SAID_COUNT], *nested, *rest[_SAID_COUNT:])
+        return InputRef._make((key, Location(*location), *rest[:_SAID_COUNT], *nested, *rest[_SAID_COUNT:]))
 
     def is_deterministic(self) -> bool:
         """Refs are never keys."""

@@ -1,8 +1,13 @@
 """Ends a build: accounting, error budget, analysis, descriptions, and the manifest last of all."""
 
+import dataclasses
+import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -10,41 +15,70 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from pipelines.accounts import check_accounting, check_budget, count_up
 from pipelines.analyst import Analysis, Analyst
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder, load_receipt
+from pipelines.layout import BuildFolder, load_receipts
 from pipelines.plan import Plan
-from pipelines.recipe import Recipe
+from pipelines.recipe import Recipe, compare
 from pipelines.report import render_report
 from pipelines.schema import feature_list, schema_text, tfds_files
-from pipelines.values import Receipt
+from pipelines.values import PlannedShard, Receipt
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
-from shards.manifest import FORMAT_VERSION, Counts, FileEntry, Manifest, ShardEntry, SplitEntry
+from shards.manifest import FORMAT_VERSION, Counts, FileEntry, HistoryEntry, Manifest, ShardEntry, SplitEntry
 
 
-def commit(plan: Plan, config: BuildConfig, *, analyst: Analyst, options: PipelineOptions) -> Manifest:
+@dataclass(frozen=True)
+class Origin:
+    """How a version comes about: by which command, and from which dataset it goes on."""
+
+    command: str = "build"
+    before: Manifest | None = None
+    root: Path | None = None  # where the version before lies
+
+    @property
+    def version(self) -> int:
+        """The number of the version to be made."""
+        return self.before.version + 1 if self.before else 1
+
+
+FIRST = Origin()
+
+
+def commit(
+    plan: Plan, config: BuildConfig, *, analyst: Analyst, options: PipelineOptions, origin: Origin = FIRST
+) -> Manifest:
     """Checks that everything is accounted for, then completes the dataset; the manifest appears last."""
     folder = BuildFolder(Path(config.output))
-    receipts = [load_receipt(folder.receipt(shard)) for shard in plan.shards if folder.receipt(shard).exists()]
+    receipts = load_receipts(folder)
     counts = count_up(receipts)
     check_accounting(plan, receipts, counts, folder)
     check_budget(counts, config, folder)
-    splits = describe_splits(plan, receipts)
-    _analyze(plan, splits, config, analyst=analyst, options=options)
-    _describe(plan, splits, config, receipts)
-    manifest = make_manifest(plan, splits, config, counts)
-    write_atomically(folder.root / "report.html", render_report(manifest, folder.root).encode())
+    splits = describe_splits(plan, receipts, origin.before)
+    _analyze(plan, splits, receipts, config, analyst=analyst, options=options)
+    _describe(plan, splits, config, receipts, origin.version)
+    manifest = make_manifest(plan, splits, config, counts, origin)
+    report = render_report(manifest, folder.root, shards=(folder.root, *([origin.root] if origin.root else [])))
+    write_atomically(folder.root / "report.html", report.encode())
     manifest = manifest.model_copy(update={"files": list_files(folder)})
-    shutil.rmtree(folder.work)
     write_atomically(folder.manifest, manifest.to_json().encode())
+    shutil.rmtree(folder.work)
     return manifest
 
 
-def describe_splits(plan: Plan, receipts: Sequence[Receipt]) -> tuple[SplitEntry, ...]:
+def describe_splits(plan: Plan, receipts: Sequence[Receipt], before: Manifest | None) -> tuple[SplitEntry, ...]:
     """The manifest's entries for splits and shards."""
-    return tuple(_split_entry(split.name, [r for r in receipts if r.split == split.name]) for split in plan.splits)
+    used = next_indices(before)
+    return tuple(
+        _split_entry(split.name, [r for r in receipts if r.split == split.name], used.get(split.name, 0))
+        for split in plan.splits
+    )
 
 
-def _split_entry(name: str, receipts: Sequence[Receipt]) -> SplitEntry:
+def next_indices(manifest: Manifest | None) -> dict[str, int]:
+    """The index that the next shard of each split gets."""
+    return {split.name: split.next_index for split in manifest.splits} if manifest else {}
+
+
+def _split_entry(name: str, receipts: Sequence[Receipt], used: int) -> SplitEntry:
     labels: Counter[str] = Counter()
     for receipt in receipts:
         labels.update(receipt.labels)
@@ -54,6 +88,7 @@ def _split_entry(name: str, receipts: Sequence[Receipt]) -> SplitEntry:
         bytes=sum(receipt.bytes for receipt in receipts),
         labels=dict(sorted(labels.items())),
         shards=tuple(_shard_entry(receipt) for receipt in receipts),
+        next_index=max([used, *(receipt.index + 1 for receipt in receipts)]),
     )
 
 
@@ -71,25 +106,33 @@ def _shard_entry(receipt: Receipt) -> ShardEntry:
 
 
 def _analyze(
-    plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, *, analyst: Analyst, options: PipelineOptions
+    plan: Plan,
+    splits: Sequence[SplitEntry],
+    receipts: Sequence[Receipt],
+    config: BuildConfig,
+    *,
+    analyst: Analyst,
+    options: PipelineOptions,
 ) -> None:
     """Runs tf.Transform over the analysed splits and keeps its SavedModel."""
     folder = BuildFolder(Path(config.output))
     chosen = analyzed_splits(splits, config)
     analysis = Analysis(
-        files=[folder.facts(shard) for shard in plan.shards if shard.split in chosen],
+        files=[folder.facts(receipt.shard) for receipt in receipts if receipt.split in chosen],
         output=folder.work,
         labels=plan.labels,
         config=config,
         content=plan.content,
         options=options.get_all_options(drop_default=True),
     )
+    shutil.rmtree(folder.work / "transform_fn", ignore_errors=True)  # an interrupted run's
     counted = analyst.run(analysis)
     written: Counter[str] = Counter()
     for split in splits:
         written.update(split.labels if split.name in chosen else {})
     if counted != dict(written):
         raise ShardsmithError(f"tf.Transform counted other labels than were written: {counted} against {dict(written)}")
+    shutil.rmtree(folder.root / "transform_fn", ignore_errors=True)
     (folder.work / "transform_fn").rename(folder.root / "transform_fn")
 
 
@@ -99,21 +142,25 @@ def analyzed_splits(splits: Sequence[SplitEntry], config: BuildConfig) -> set[st
     return filled & set(config.transform.analyze or ["train"]) or filled
 
 
-def _describe(plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, receipts: Sequence[Receipt]) -> None:
+def _describe(
+    plan: Plan, splits: Sequence[SplitEntry], config: BuildConfig, receipts: Sequence[Receipt], version: int
+) -> None:
     features = feature_list(config, plan.content)
     formats = {name for receipt in receipts for name in receipt.formats}
-    files = tfds_files(
-        config.name, features, plan.labels, splits, image_format=formats.pop() if len(formats) == 1 else ""
-    )
+    image_format = formats.pop() if len(formats) == 1 else ""
+    files = tfds_files(config.name, features, plan.labels, splits, image_format=image_format, version=version)
     for name, text in {"schema.pbtxt": schema_text(features, plan.labels), **files}.items():
         write_atomically(Path(config.output) / name, text.encode())
 
 
-def make_manifest(plan: Plan, splits: tuple[SplitEntry, ...], config: BuildConfig, counts: Counts) -> Manifest:
+def make_manifest(
+    plan: Plan, splits: tuple[SplitEntry, ...], config: BuildConfig, counts: Counts, origin: Origin
+) -> Manifest:
     """The manifest, still without the list of other files."""
     recipe = Recipe.of(config)
-    return Manifest(
+    manifest = Manifest(
         format_version=FORMAT_VERSION,
+        version=origin.version,
         name=config.name,
         fingerprint=recipe.fingerprint,
         made_by=recipe.made_by,
@@ -124,7 +171,49 @@ def make_manifest(plan: Plan, splits: tuple[SplitEntry, ...], config: BuildConfi
         counts=counts,
         splits=splits,
         files=(),
+        retired=list_retired(plan, origin),
     )
+    earlier = origin.before.history if origin.before else ()
+    return manifest.model_copy(update={"history": (*earlier, describe_version(plan, manifest, origin))})
+
+
+def list_retired(plan: Plan, origin: Origin) -> tuple[FileEntry, ...]:
+    """The shards of the version before that are no part of this one, with their indexes."""
+    if not origin.before or not origin.root:
+        return ()
+    ended = {PlannedShard(-1, *place).name for place in plan.ended}
+    entries = [shard for split in origin.before.splits for shard in split.shards]
+    retired = [shard for shard in entries if shard.path.removesuffix(".tfrecord") in ended]
+    shards = [FileEntry(path=each.path, bytes=each.bytes, sha256=each.sha256) for each in retired]
+    indexes = [
+        FileEntry(path=each.index, bytes=(origin.root / each.index).stat().st_size, sha256=each.index_sha256)
+        for each in retired
+    ]
+    return (*shards, *indexes)
+
+
+def describe_version(plan: Plan, manifest: Manifest, origin: Origin) -> HistoryEntry:
+    """What the version is to its history."""
+    before = origin.before
+    differences = compare(Recipe.of_manifest(before), Recipe.of_manifest(manifest)) if before else []
+    return HistoryEntry(
+        version=manifest.version,
+        command=origin.command,
+        when=now_in_words(),
+        fingerprint=manifest.fingerprint,
+        inputs=manifest.counts.listed,
+        **dataclasses.asdict(plan.changes),
+        written=manifest.counts.written,
+        new_shards=len(plan.shards),
+        ended_shards=len(plan.ended),
+        settings={each.name: (each.old, each.new) for each in differences},
+    )
+
+
+def now_in_words() -> str:
+    """The time in UTC; as everywhere, SOURCE_DATE_EPOCH stands for it where bytes must not depend on the clock."""
+    seconds = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def list_files(folder: BuildFolder) -> tuple[FileEntry, ...]:

@@ -1,116 +1,118 @@
-"""A dataset that gives to its successor: whole shards, and single records, whose inputs have not changed.
+"""What an earlier run has made gives to this one: whole shards, and single records, whose inputs have not changed.
 
-The successor is built like any other dataset; it only finds that some of the work has been done.
+A shard is written like any other; its writer only finds that some of the work has been done.
 """
 
-import os
-import shutil
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute
 
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder, load_plan, load_receipt
-from pipelines.plan import PREFIX_BITS, Plan
+from pipelines.layout import BuildFolder, load_receipt
+from pipelines.plan import Plan
 from pipelines.process import Made, Outcome, Task
-from pipelines.seen import ACCOUNTS, IDENTITY, Identities
+from pipelines.seen import ACCOUNTS, IDENTITY, NOT_ITS_OWN, REASON, Identities, read_seen
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import Pending, Processor, Watcher, sort_refs, write_shard
-from shards.files import open_atomically, write_atomically
+from shards.files import write_atomically
 from shards.records import DamagedRecord, read_index, read_records
+
+
+@dataclass(frozen=True)
+class Donor:
+    """An earlier run's folder; `retry` makes it keep to itself what was rejected there."""
+
+    root: Path
+    retry: bool = False
+
+    @property
+    def folder(self) -> BuildFolder:
+        """Where everything lies."""
+        return BuildFolder(self.root)
 
 
 def rewrite_shard(
     shard: PlannedShard,
     refs: Iterable[InputRef],
     *,
-    donor: "Donor",
+    begun: Donor,
+    past: Donor | None,
     plan: Plan,
     config: BuildConfig,
     decoders: Processor,
     watch: Watcher,
 ) -> Receipt:
-    """Does what `write_shard` does, with the same result, but takes over what the donor has of it."""
-    folder, ordered = BuildFolder(Path(config.output)), sort_refs(refs)
-    if receipt := donor.give_shard(shard, ordered, plan=plan, folder=folder):
+    """Does what `write_shard` does, with the same result, but takes over what is there.
+
+    `begun` is an interrupted run of the same build, and `past` the version before.
+    """
+    ordered = sort_refs(refs)
+    if receipt := find_finished(shard, ordered, begun=begun, plan=plan, config=config):
         return receipt
-    recycler = Recycler(decoders, donor.records(shard, plan))
+    places = [(begun, shard)]
+    if past and shard.number in plan.origins:
+        places.append((past, plan.origins[shard.number]))
+    recycler = Recycler(decoders, Records(open_shards(places), Identities(config)))
     receipt = write_shard(shard, ordered, plan=plan, config=config, decoders=recycler, watch=watch)
-    write_atomically(folder.taken(shard), b"%d" % recycler.taken)
+    write_atomically(BuildFolder(Path(config.output)).taken(shard), b"%d" % recycler.taken)
     return receipt
 
 
-class Donor:
-    """The dataset at `root`, as it was built."""
-
-    def __init__(self, root: Path, config: BuildConfig) -> None:
-        """The config is the successor's."""
-        self._folder, self._config = BuildFolder(root), config
-        self._plan = load_plan(self._folder.plan)
-        self._label_ids = self._plan.label_ids
-
-    def give_shard(
-        self, shard: PlannedShard, ordered: Sequence[InputRef], *, plan: Plan, folder: BuildFolder
-    ) -> Receipt | None:
-        """Gives the shard of the same name to `folder` if it took all of the same inputs; else gives nothing."""
-        old = self._folder
-        try:
-            receipt = load_receipt(old.receipt(shard))
-            if not (receipt.listed == receipt.records == len(ordered) and self._same_ids(receipt.labels, plan)):
-                return None
-            identities = Identities(self._config)
-            if _read_table(old.seen(shard))[IDENTITY].to_pylist() != [identities.of(ref) for ref in ordered]:
-                return None
-            for place in (BuildFolder.shard, BuildFolder.index, BuildFolder.facts, BuildFolder.seen):
-                link_file(place(old, shard), place(folder, shard))
-        except (OSError, ValueError):  # what cannot be read is made again
+def find_finished(
+    shard: PlannedShard, ordered: Sequence[InputRef], *, begun: Donor, plan: Plan, config: BuildConfig
+) -> Receipt | None:
+    """The receipt of a shard that is already whole: made of the same inputs, with all its files in place."""
+    folder = begun.folder
+    try:
+        receipt = load_receipt(folder.receipt(shard))
+        seen = read_seen(folder.seen(shard), (IDENTITY, REASON))
+        if begun.retry and set(seen[REASON].to_pylist()) - NOT_ITS_OWN - {""}:
             return None
-        link_file(old.receipt(shard), folder.receipt(shard))
-        return receipt
-
-    def _same_ids(self, labels: Iterable[str], plan: Plan) -> bool:
-        ids = plan.label_ids
-        return all(self._label_ids.get(label) == ids.get(label) for label in labels)
-
-    def records(self, shard: PlannedShard, plan: Plan) -> "Records":
-        """The records that may belong to a shard of the successor."""
-        found: list[OldShard] = []
-        for old in overlapping(shard, plan, self._plan):
-            try:
-                found.append(OldShard.open(self._folder, old))
-            except (OSError, ValueError):
-                continue
-        return Records(found, Identities(self._config), self._label_ids)
+        identities = Identities(config)
+        same = seen[IDENTITY].to_pylist() == [identities.of(ref) for ref in ordered]
+        whole = (folder.shard(shard).stat().st_size, len(read_index(folder.index(shard))))
+        there = folder.facts(shard).exists() and folder.rejects(shard).exists() == (receipt.listed > receipt.records)
+    except (OSError, ValueError):  # what cannot be read is made again
+        return None
+    same_ids = receipt.label_ids.items() <= plan.label_ids.items()
+    return receipt if same and there and same_ids and whole == (receipt.bytes, receipt.records) else None
 
 
-def overlapping(shard: PlannedShard, plan: Plan, before: Plan) -> list[PlannedShard]:
-    """The shards of the plan before whose range of hashes meets that of a shard."""
-    starts = plan.split(shard.split).starts
-    end = starts[shard.index + 1] if shard.index + 1 < len(starts) else 1 << PREFIX_BITS
-    for split in before.splits:
-        if split.name == shard.split:
-            meeting = range(bisect_right(split.starts, starts[shard.index]) - 1, bisect_left(split.starts, end))
-            return [PlannedShard(split.first_number + index, split.name, index) for index in meeting]
-    return []
+def open_shards(places: Iterable[tuple[Donor, PlannedShard]]) -> list["OldShard"]:
+    """The shards that can be read, open for taking records from them."""
+    found: list[OldShard] = []
+    for donor, shard in places:
+        try:
+            found.append(OldShard.open(donor, shard))
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 @dataclass(frozen=True)
 class OldShard:
-    """One shard of the donor, open for taking records from it."""
+    """One shard of a donor; `rows` are the inputs that became records, in their order."""
 
     path: Path
     extents: Sequence[Sequence[int]]
-    seen: pa.Table
+    rows: pa.Table
     facts: pa.Table
+    label_ids: Mapping[str, int]
 
     @classmethod
-    def open(cls, folder: BuildFolder, shard: PlannedShard) -> "OldShard":
+    def open(cls, donor: Donor, shard: PlannedShard) -> "OldShard":
         """Reads all but the records; raises OSError or ValueError if that cannot be done."""
+        folder = donor.folder
         extents = read_index(folder.index(shard)).tolist()
-        return cls(folder.shard(shard), extents, _read_table(folder.seen(shard)), _read_table(folder.facts(shard)))
+        seen = read_seen(folder.seen(shard))
+        rows = seen.filter(pa.compute.equal(seen[REASON], ""))
+        facts = _read_table(folder.facts(shard))
+        if not len(extents) == len(rows) == len(facts):
+            raise ValueError(f"{folder.shard(shard)}: index, facts and inputs do not fit")
+        return cls(folder.shard(shard), extents, rows, facts, load_receipt(folder.receipt(shard)).label_ids)
 
     def made(self, row: int) -> Made | None:
         """The outcome that this record was; none if the record is damaged."""
@@ -120,27 +122,29 @@ class OldShard:
                 record = next(read_records(stream))[1]
         except (OSError, DamagedRecord, StopIteration):
             return None
-        accounts = {name: self.seen[name][row].as_py() for name in ACCOUNTS}
+        accounts = {name: self.rows[name][row].as_py() for name in ACCOUNTS}
         accounts["sides"] = tuple(accounts["sides"])
         return Made(record, tuple(column[row].as_py() for column in self.facts.columns), **accounts)
 
 
 class Records:
-    """The records of some shards of the donor, by the identity of their inputs."""
+    """The records of some older shards, by the identity of their inputs."""
 
-    def __init__(self, shards: Sequence[OldShard], identities: Identities, label_ids: Mapping[str, int]) -> None:
+    def __init__(self, shards: Sequence[OldShard], identities: Identities) -> None:
         """Holds an entry for each record, which is a few hundred bytes, and no record."""
-        self._identities, self._label_ids = identities, label_ids
+        self._identities = identities
         self._places = {
-            identity: (shard, row) for shard in shards for row, identity in enumerate(shard.seen[IDENTITY].to_pylist())
+            identity: (shard, row) for shard in shards for row, identity in enumerate(shard.rows[IDENTITY].to_pylist())
         }
 
     def find(self, task: Task) -> Made | None:
         """What became of the same input before, if its record would be the same now."""
         place = None if task.ref.fault else self._places.get(self._identities.of(task.ref))
-        if place is None or tuple(self._label_ids.get(label) for label in task.ref.labels) != task.label_ids:
+        if place is None:
             return None
         shard, row = place
+        if tuple(shard.label_ids.get(label) for label in task.ref.labels) != task.label_ids:
+            return None
         return shard.made(row)
 
 
@@ -168,18 +172,6 @@ class _Mixed:
     def result(self) -> list[Outcome]:
         answers = iter(self.asked.result())
         return [made or next(answers) for made in self.known]
-
-
-def link_file(old: Path, new: Path) -> None:
-    """Gives a file a second name, or copies it where that cannot be done."""
-    new.unlink(missing_ok=True)  # an earlier attempt's
-    try:
-        os.link(old, new)
-    except FileExistsError:  # a twin was faster
-        return
-    except OSError:
-        with old.open("rb") as source, open_atomically(new) as stream:
-            shutil.copyfileobj(source, stream)
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -3,20 +3,24 @@
 The dataset's own files; the state beside them from which later runs go on (recipe, plan, receipts, facts); and the
 working files under `.build`, of which a finished build leaves no trace.
 
-A run that changes a dataset makes a whole new one in `.build/next` and then moves it into place. The move can be cut
+A run that changes a dataset makes the next version in `.build/next` and then moves it into place. The move can be cut
 off at any point: from the moment it is announced, whoever comes next finishes it first.
 """
 
 import dataclasses
 import json
+import os
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.plan import Plan, SplitPlan
-from pipelines.values import Account, Content, PlannedShard, Receipt
+from pydantic import TypeAdapter
+
+from pipelines.plan import Plan
+from pipelines.values import PlannedShard, Receipt
 from shards.errors import UsageError
-from shards.files import write_atomically
+from shards.files import open_atomically, write_atomically
 from shards.manifest import MANIFEST
 
 
@@ -50,6 +54,16 @@ class BuildFolder:
     def plan(self) -> Path:
         """The shard plan."""
         return self.state / "plan.json"
+
+    @property
+    def begun_plan(self) -> Path:
+        """The plan of the run that this one takes further, while inputs are listed again."""
+        return self.work / "begun.json"
+
+    @property
+    def sources(self) -> Path:
+        """What the sources were when they were listed, as one number."""
+        return self.seen_here / "sources.json"
 
     @property
     def recipe(self) -> Path:
@@ -104,6 +118,11 @@ class BuildFolder:
         """By what its inputs can be known again."""
         return self.seen_here / f"{shard.slug}.arrow"
 
+    def shard_files(self, shard: PlannedShard) -> list[Path]:
+        """Everything that a shard consists of; the receipt, without which it is none, comes first."""
+        places = (self.receipt, self.shard, self.index, self.facts, self.seen, self.rejects)
+        return [place(shard) for place in places]
+
     def progress(self, shard: PlannedShard) -> Path:
         """How far the shard's worker is."""
         return self.work / "progress" / shard.slug
@@ -116,62 +135,79 @@ class BuildFolder:
         """How many records a rewritten shard took over from the dataset before."""
         return self.work / "taken" / shard.slug
 
-    def prepare(self, *, overwrite: bool) -> None:
-        """Makes an empty output directory; only an unfinished build is cleared without being told to overwrite."""
-        if self.root.exists() and not self.root.is_dir():
-            raise UsageError(f"output {self.root} is a file; choose a directory")
-        occupied = self.root.is_dir() and any(self.root.iterdir())
-        if occupied and self.manifest.exists() and not overwrite:
-            raise UsageError(
-                f"output {self.root} already holds a finished dataset; choose another --output, or pass --overwrite"
-            )
-        if occupied and not (self.manifest.exists() or self.work.is_dir()):
-            raise UsageError(f"output {self.root} is not empty and not a dataset; choose another --output")
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a build was begun here and not ended."""
+        return not self.manifest.exists() and self.work.is_dir()
+
+    def reopen(self) -> None:
+        """Makes a complete dataset an unfinished one; nothing if it is none."""
+        if self.manifest.exists():
+            self.work.mkdir(exist_ok=True)
+            self.manifest.unlink()
+
+    def prepare(self, *, anew: bool) -> None:
+        """Makes the directories of a build; `anew` clears what an earlier one left, else it is kept to go on from."""
         try:
-            self._make_empty()
+            if anew:
+                self._clear()
+            for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
+                folder.mkdir(parents=True, exist_ok=True)
+            for name in ("progress", "listing", "taken"):
+                shutil.rmtree(self.work / name, ignore_errors=True)
+                (self.work / name).mkdir(parents=True)
+            if self.plan.exists():
+                self.plan.replace(self.begun_plan)
         except OSError as error:
             raise UsageError(f"output {self.root} cannot be written: {error.strerror}") from error
 
-    def _make_empty(self) -> None:
-        # The manifest goes first: from here on nothing looks like a complete dataset.
+    def _clear(self) -> None:
+        # The manifest goes first: from here on nothing looks like a complete dataset. The mark of an unfinished build
+        # is there before the rest goes, so that whoever comes after a cut knows whose remains these are.
         self.manifest.unlink(missing_ok=True)
-        if self.root.is_dir():
-            for path in self.root.iterdir():
+        self.work.mkdir(parents=True, exist_ok=True)
+        for path in self.root.iterdir():
+            if path != self.work:
                 _remove(path)
-        for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
-            folder.mkdir(parents=True)
-        for name in ("progress", "listing", "taken"):
-            (self.work / name).mkdir(parents=True)
+        for path in self.work.iterdir():
+            _remove(path)
 
-    def publish_next(self) -> None:
-        """Replaces this dataset by the next one; until the last step nothing looks complete that is not."""
-        names = sorted(path.name for path in self.next.root.iterdir() if path != self.next.work)
-        write_atomically(self.ready, json.dumps(names).encode())
+    def files(self) -> set[str]:
+        """Every file of the dataset, by its relative path; those of a build under way are not."""
+        paths = (path for path in self.root.rglob("*") if not path.is_relative_to(self.work))
+        return {path.relative_to(self.root).as_posix() for path in paths if path.is_file()}
+
+    def publish_next(self, *, keep: Collection[str]) -> None:
+        """Puts the next dataset in place of this one, whose readers are not disturbed: the files in `keep` stay."""
+        names = self.next.files()
+        ended = sorted(self.files() - names - set(keep))
+        write_atomically(self.ready, json.dumps({"files": sorted(names), "ended": ended}).encode())
         self.finish_publishing()
 
     def finish_publishing(self) -> None:
-        """Does what is left to do of an announced replacement; nothing if none was announced."""
+        """Does what is left to do of an announced replacement; nothing if none was announced.
+
+        Shards are never replaced, since their names are never used twice. The manifest is switched last, and only then
+        goes what it no longer names.
+        """
         if not self.ready.exists():
             return
-        names = json.loads(self.ready.read_text())
-        # A manifest that is still among the next dataset's files is not in place yet: the one in place is the old one.
-        if self.next.manifest.exists() or MANIFEST not in names:
-            self.manifest.unlink(missing_ok=True)
-        for path in self.root.iterdir():
-            if path != self.work and path.name not in names:
-                _remove(path)
-        for name in sorted(names, key=lambda name: name == MANIFEST):
+        announced = json.loads(self.ready.read_text())
+        for name in sorted(announced["files"], key=lambda name: name == MANIFEST):
             if (self.next.root / name).exists():
-                _remove(self.root / name)
-                (self.next.root / name).rename(self.root / name)
-        shutil.rmtree(self.next.root, ignore_errors=True)
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(self.next.root / name, self.root / name)
+        for name in announced["ended"]:
+            (self.root / name).unlink(missing_ok=True)
         self.ready.unlink()
-        if MANIFEST in names:
-            shutil.rmtree(self.work)
+        shutil.rmtree(self.work)
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -185,10 +221,11 @@ def load_plan(path: Path) -> Plan:
     """Reads a stored plan; a job that found no inputs stores none."""
     if not path.exists():
         return Plan(labels=(), label_counts={}, splits=())
-    values = json.loads(path.read_text(encoding="utf-8"))
-    splits = tuple(SplitPlan(**split | {"starts": tuple(split["starts"])}) for split in values["splits"])
-    content = Content(**values["content"])
-    return Plan(**values | {"labels": tuple(values["labels"]), "splits": splits, "content": content})
+    return _PLAN.validate_json(path.read_bytes())
+
+
+# pydantic builds the nested values from the fields' types.
+_PLAN = TypeAdapter(Plan)
 
 
 def save_receipt(receipt: Receipt, path: Path) -> None:
@@ -197,8 +234,33 @@ def save_receipt(receipt: Receipt, path: Path) -> None:
 
 
 def load_receipt(path: Path) -> Receipt:
-    """Reads a stored receipt."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    sources = {name: Account(**account) for name, account in values["sources"].items()}
-    sides = {name: tuple(values[name]) for name in ("smallest", "largest")}
-    return Receipt(**values | sides | {"sources": sources})
+    """Reads a stored receipt; raises OSError or ValueError if it cannot be read."""
+    return _RECEIPT.validate_json(path.read_bytes())
+
+
+_RECEIPT = TypeAdapter(Receipt)
+
+
+def load_receipts(folder: BuildFolder) -> list[Receipt]:
+    """All receipts of a dataset, by split and index."""
+    receipts = [load_receipt(path) for path in (folder.state / "receipts").glob("*.json")]
+    return sorted(receipts, key=lambda receipt: (receipt.split, receipt.index))
+
+
+def sweep_unplanned(plan: Plan, folder: BuildFolder) -> None:
+    """Removes what interrupted runs with other plans have left of shards."""
+    planned = {shard.slug for shard in plan.shards}
+    for receipt in load_receipts(folder):
+        if receipt.shard.slug not in planned:
+            for path in folder.shard_files(receipt.shard):
+                path.unlink(missing_ok=True)
+
+
+def link_file(old: Path, new: Path) -> None:
+    """Gives a file a second name, or copies it where that cannot be done."""
+    new.unlink(missing_ok=True)  # an earlier attempt's
+    try:
+        os.link(old, new)
+    except OSError:
+        with old.open("rb") as source, open_atomically(new) as stream:
+            shutil.copyfileobj(source, stream)

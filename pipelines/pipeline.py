@@ -16,11 +16,14 @@ from pipelines.config import BuildConfig
 from pipelines.decoders import DecoderPool
 from pipelines.donor import Donor, rewrite_shard
 from pipelines.layout import BuildFolder, save_plan
+from pipelines.listing import Listing
 from pipelines.overlaps import mark_overlaps, place_of
-from pipelines.plan import Listing, Plan, choose_split, make_plan
+from pipelines.plan import Past, Plan, make_plan
+from pipelines.scan import PartitionDigest
 from pipelines.sources import list_partition, partition_sources
 from pipelines.sources.base import Partition
 from pipelines.sources.rows import read_names
+from pipelines.splits import deal
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import write_shard
 
@@ -66,9 +69,11 @@ class MarkOverlaps(beam.PTransform):
 
 
 def list_refs(part: Partition, config: BuildConfig, spool: str) -> Iterator[InputRef]:
-    """The refs of a partition; a build, unlike a dry run, leaves their number where the driver looks for it."""
+    """The refs of a partition; a build, unlike a dry run, leaves number and digest where the driver looks for them."""
     refs = list_partition(part, config, spool)
-    return _count_to(BuildFolder(Path(config.output)).listing(part.number), refs) if spool else refs
+    if not spool:
+        return refs
+    return _count_to(BuildFolder(Path(config.output)).listing(part.number), refs, PartitionDigest(part, config))
 
 
 @dataclass(eq=False)
@@ -77,14 +82,16 @@ class PlanShards(beam.PTransform):
 
     config: BuildConfig
     path: Path
+    past: Past | None = None
 
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Plan]:
         """Refs -> one plan."""
+        names = read_names(self.config)
         return (
             refs
             # Without defaults: for these Beam would hand the whole listing round as a side input.
             | "Count" >> beam.CombineGlobally(CountRefs(self.config)).without_defaults()  # Listing
-            | "Plan" >> beam.Map(make_plan, config=self.config, label_names=read_names(self.config))  # Plan
+            | "Plan" >> beam.Map(make_plan, config=self.config, label_names=names, past=self.past)  # Plan
             | "Store" >> beam.Map(_store_plan, path=self.path)  # Plan
         )
 
@@ -122,40 +129,57 @@ class CountRefs(beam.CombineFn):
 
 
 @dataclass(eq=False)
+class DealSplits(beam.PTransform):
+    """Decides the split of every ref; what the dataset has stays where it is."""
+
+    config: BuildConfig
+
+    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[InputRef]:
+        """Refs -> the same refs, dealt."""
+        return refs | "Deal" >> beam.Map(deal, self.config.splits).with_output_types(InputRef)
+
+
+@dataclass(eq=False)
 class WriteShards(beam.PTransform):
-    """Groups refs by shard, the only shuffle of the build, and writes each shard where its refs arrive."""
+    """Groups refs by shard, the only shuffle of a first build, and writes each shard where its refs arrive."""
 
     config: BuildConfig
     plan: beam.pvalue.AsSingleton
     decoders: int
-    donor: Path | None = None  # the dataset that this one replaces
+    begun: Donor | None = None  # an interrupted run of the same build
+    past: Donor | None = None  # the version before
 
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Receipt]:
         """Refs -> receipts."""
+        write = WriteShard(self.config, self.decoders, self.begun, self.past)
         return (
             refs
-            | "KeyByShard" >> beam.Map(key_by_shard, self.plan, self.config).with_output_types(tuple[int, InputRef])
+            | "KeyByShard" >> beam.FlatMap(key_by_shard, self.plan).with_output_types(tuple[int, InputRef])
             | "GroupByShard" >> beam.GroupByKey()  # (shard number, [InputRef])
-            | "WriteShard" >> beam.ParDo(WriteShard(self.config, self.decoders, self.donor), self.plan)  # Receipt
+            | "WriteShard" >> beam.ParDo(write, self.plan)  # Receipt
         )
 
 
-def key_by_shard(ref: InputRef, plan: Plan, config: BuildConfig) -> tuple[int, InputRef]:
-    """A ref with the number of the shard that will hold it."""
-    return plan.split(choose_split(ref, config.splits)).shard_of(ref).number, ref
+def key_by_shard(ref: InputRef, plan: Plan) -> Iterator[tuple[int, InputRef]]:
+    """A ref with the number of the shard to write that will hold it, if there is one."""
+    shard = None if ref.before and ref.before.gone else plan.shard_of(ref)
+    if shard:
+        yield shard.number, ref
 
 
 class WriteShard(beam.DoFn):
     """Writes one shard per element; a DoFn because the decoders live as long as the worker."""
 
-    def __init__(self, config: BuildConfig, decoders: int, donor: Path | None) -> None:
+    def __init__(self, config: BuildConfig, decoders: int, begun: Donor | None, past: Donor | None) -> None:
         """`decoders` is how many inputs one worker processes at once."""
-        self._config, self._count, self._donor = config, decoders, donor
+        self._config, self._count, self._begun, self._past = config, decoders, begun, past
 
     def setup(self) -> None:
         """Starts the decoders."""
         self._decoders = DecoderPool(self._config, self._count)
-        self._write = partial(rewrite_shard, donor=Donor(self._donor, self._config)) if self._donor else write_shard
+        self._write: Callable[..., Receipt] = write_shard
+        if self._begun:
+            self._write = partial(rewrite_shard, begun=self._begun, past=self._past)
 
     def teardown(self) -> None:
         """Lets the decoders go."""
@@ -175,14 +199,15 @@ class WriteShard(beam.DoFn):
         )
 
 
-def _count_to(path: Path, refs: Iterable[InputRef]) -> Iterator[InputRef]:
+def _count_to(path: Path, refs: Iterable[InputRef], digest: PartitionDigest) -> Iterator[InputRef]:
     last, count = time.monotonic(), 0
     for count, ref in enumerate(refs, start=1):
         yield ref
+        digest.add(ref)
         if time.monotonic() - last > _REPORT_SECONDS:
             last = time.monotonic()
             path.write_bytes(b"%d" % count)
-    path.write_bytes(b"%d" % count)
+    path.write_bytes(b"%d %d" % (count, digest.value))
 
 
 # Often enough for a person, rare enough to cost nothing.

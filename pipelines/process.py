@@ -8,6 +8,7 @@ from typing import Any
 
 from pipelines.boxes import place_boxes
 from pipelines.config import BuildConfig, ImageConfig
+from pipelines.content import content_digest
 from pipelines.forms import to_row
 from pipelines.images import Picture, process_array, process_image
 from pipelines.reasons import Reason, RejectedImage
@@ -40,6 +41,7 @@ class Made:
     boxes_kept: int = 0
     boxes_dropped: int = 0
     truncated: bool = False
+    content: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def _is_row(ref: InputRef) -> bool:
 def _make_row(task: Task, data: bytes, config: BuildConfig) -> Made:
     row = to_row(data, task.ref.location.form).tolist()
     features: dict[str, Value] = {"features": row} | _common_features(task, config)
-    return Made(encode_example(features), (row, *_common_facts(task.ref, config)))
+    return Made(encode_example(features), (row, *_common_facts(task.ref, config)), content=content_digest(data))
 
 
 def _make_picture(task: Task, data: bytes, config: BuildConfig) -> Made:
@@ -108,6 +110,7 @@ def _make_picture(task: Task, data: bytes, config: BuildConfig) -> Made:
         boxes_kept=kept,
         boxes_dropped=len(ref.boxes) - kept,
         truncated=picture.truncated,
+        content=content_digest(data),
     )
 
 

@@ -54,7 +54,7 @@ class Watch:
 
     def _listed(self) -> Iterator[int]:
         for path in (self._folder.work / "listing").glob("*"):
-            yield int(path.read_text() or 0)  # nothing: the worker is writing it at this very moment
+            yield int((path.read_text().split() or ["0"])[0])  # nothing: the worker is writing it at this very moment
 
     def _running(self) -> Iterator[tuple[int, int]]:
         for path in (self._folder.work / "progress").glob("*-*"):

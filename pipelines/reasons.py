@@ -50,6 +50,7 @@ class Reason(StrEnum):
 
 # Not a reject but an account of its own: the very same input was listed more than once (by two globs, say).
 LISTED_TWICE = "listed_twice"
+DUPLICATES = frozenset({LISTED_TWICE})
 
 
 class RejectedImage(Exception):

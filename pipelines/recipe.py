@@ -15,6 +15,7 @@ from pipelines.config import BuildConfig
 from shards import __version__
 from shards.errors import UsageError
 from shards.files import write_atomically
+from shards.manifest import Manifest
 
 # The packages whose versions can change the bytes of a shard.
 BYTE_MAKERS = ("simplejpeg", "opencv-python-headless", "pillow")
@@ -37,6 +38,11 @@ class Recipe:
         """The recipe that a build follows here and now."""
         return cls(config.byte_shaping(), {"shardsmith": __version__} | {name: version(name) for name in BYTE_MAKERS})
 
+    @classmethod
+    def of_manifest(cls, manifest: Manifest) -> "Recipe":
+        """The recipe that a dataset was made by."""
+        return cls(manifest.settings, manifest.made_by)
+
     @property
     def fingerprint(self) -> str:
         """The same for the same recipe."""
@@ -52,21 +58,52 @@ class Recipe:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def check_recipe(built: Recipe, asked: Recipe, *, output: str) -> None:
-    """Refuses to go on from a dataset that was built in another way; raised caps and kept truncated files are fine."""
+@dataclass(frozen=True)
+class Difference:
+    """One setting, or one package, in which two recipes differ; in words."""
+
+    name: str
+    old: str
+    new: str
+    only_takes_more: bool = False  # a raised cap, or truncated files kept: no record changes by it
+
+    def __str__(self) -> str:
+        """Reads like `image.resize.size was 16 and is 17`."""
+        return f"{self.name} was {self.old} and is {self.new}"
+
+
+def compare(built: Recipe, asked: Recipe) -> list[Difference]:
+    """Where two recipes differ."""
     old, new = dict(_flat(built.settings)), dict(_flat(asked.settings))
-    for key in sorted(old | new):
-        if old.get(key) != new.get(key) and not _only_takes_more(key, old.get(key), new.get(key)):
+    found = [
+        Difference(key, _shown(old, key), _shown(new, key), _only_takes_more(key, old.get(key), new.get(key)))
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key)
+    ]
+    makers = sorted(built.made_by | asked.made_by)
+    found += [
+        Difference(name, built.made_by.get(name, "not there"), asked.made_by.get(name, "not there"))
+        for name in makers
+        if built.made_by.get(name) != asked.made_by.get(name)
+    ]
+    return found
+
+
+def check_recipe(built: Recipe, asked: Recipe, *, output: str) -> list[Difference]:
+    """Refuses to go on from a dataset that was built in another way; returns the differences that do no harm."""
+    found = compare(built, asked)
+    for each in found:
+        if each.name in BYTE_MAKERS or each.name == "shardsmith":
             raise UsageError(
-                f"{key} is {_shown(new, key)}, but {output} was built with {_shown(old, key)}; "
-                "use the settings of the build, or build again with --overwrite"
-            )
-    for name in sorted(built.made_by | asked.made_by):
-        if built.made_by.get(name) != asked.made_by.get(name):
-            raise UsageError(
-                f"{output} was built with {name} {built.made_by.get(name)}, here is {asked.made_by.get(name)}, "
+                f"{output} was built with {each.name} {each.old}, here is {each.new}, "
                 "which may write other bytes; build again with --overwrite"
             )
+        if not each.only_takes_more:
+            raise UsageError(
+                f"{each.name} is {each.new}, but {output} was built with {each.old}; "
+                "use the settings of the build, or build again with --overwrite"
+            )
+    return found
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipelines.reasons import LISTED_TWICE
+from pipelines.reasons import DUPLICATES
 from shards.example import decode_example
 from shards.manifest import Manifest, SplitEntry
 from shards.records import read_records
@@ -30,8 +30,11 @@ figcaption { font-size: 12px; overflow: hidden; text-overflow: ellipsis; white-s
 """
 
 
-def render_report(manifest: Manifest, root: Path) -> str:
-    """The page; it depends on the dataset alone, so equal datasets have equal reports."""
+def render_report(manifest: Manifest, root: Path, *, shards: Sequence[Path] = ()) -> str:
+    """The page; it depends on the dataset alone, so equal datasets have equal reports.
+
+    `shards` are the folders that shards may lie in, where they are not all below the root.
+    """
     counts = manifest.counts
     rejected = sum(counts.rejected.values())
     parts = [
@@ -44,9 +47,11 @@ def render_report(manifest: Manifest, root: Path) -> str:
             ("split", "examples", "shards", "MB", "smallest shard", "largest shard"), map(_split_row, manifest.splits)
         ),
         *(["<h2>Classes</h2>", _class_table(manifest)] if manifest.labels else []),
-        *_first_examples(manifest, root),
+        *_first_examples(manifest, shards or (root,)),
         "<h2>Rejected inputs</h2>",
         _rejects(manifest, root),
+        "<h2>History</h2>",
+        _history(manifest),
         "<h2>Settings</h2>",
         f"<pre>{html.escape(json.dumps(manifest.settings, indent=1, sort_keys=True, ensure_ascii=False))}</pre>",
     ]
@@ -82,6 +87,14 @@ def _class_table(manifest: Manifest) -> str:
     return _table(("class", *(html.escape(split.name) for split in manifest.splits), "all", ""), rows)
 
 
+def _history(manifest: Manifest) -> str:
+    """What each version changed, without its time: the report of equal datasets is equal."""
+    header = ("version", "by", "inputs", "added", "removed", "changed", "written", "new_shards", "ended_shards")
+    fields = ("version", "command", *header[2:])
+    rows = [tuple(getattr(each, name) for name in fields) for each in manifest.history]
+    return _table([name.replace("_", " ") for name in header], rows)
+
+
 def _boxes_in_words(manifest: Manifest) -> str:
     counts = manifest.counts
     if all(feature.name != "boxes" for feature in manifest.features):
@@ -89,8 +102,8 @@ def _boxes_in_words(manifest: Manifest) -> str:
     return f"{counts.boxes_kept:,} boxes, {counts.boxes_dropped:,} dropped &middot; "
 
 
-def _first_examples(manifest: Manifest, root: Path) -> Iterator[str]:
-    samples = _read_samples(manifest, root)
+def _first_examples(manifest: Manifest, folders: Sequence[Path]) -> Iterator[str]:
+    samples = _read_samples(manifest, folders)
     if any(feature.name == "image" for feature in manifest.features):
         small = (sample for sample in samples if len(sample.image) <= _SAMPLE_BYTES)
         yield "<h2>First pictures</h2>"
@@ -102,9 +115,10 @@ def _first_examples(manifest: Manifest, root: Path) -> Iterator[str]:
         yield _table(("key", *labelled, "features"), rows)
 
 
-def _read_samples(manifest: Manifest, root: Path) -> Iterator[Sample]:
+def _read_samples(manifest: Manifest, folders: Sequence[Path]) -> Iterator[Sample]:
     first = next(shard for split in manifest.splits for shard in split.shards if shard.records)
-    with (root / first.path).open("rb") as stream:
+    path = next(folder / first.path for folder in folders if (folder / first.path).exists())
+    with path.open("rb") as stream:
         for _, record in read_records(stream):
             yield make_sample(decode_example(record))
 
@@ -158,5 +172,5 @@ def read_rejects(root: Path, *, limit: int) -> list[dict[str, str]]:
                 if len(rows) == limit:
                     return rows
                 row = json.loads(line)
-                rows += [row] if row["reason"] != LISTED_TWICE else []
+                rows += [row] if row["reason"] not in DUPLICATES else []
     return rows

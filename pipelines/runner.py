@@ -17,9 +17,11 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 
 from pipelines.config import BuildConfig
 from pipelines.decoders import start_ahead
+from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, load_plan
-from pipelines.pipeline import ListInputs, PlanShards, WriteShards
-from pipelines.plan import Plan
+from pipelines.match import MatchInputs
+from pipelines.pipeline import DealSplits, ListInputs, PlanShards, WriteShards
+from pipelines.plan import Past, Plan
 from shards.errors import ShardsmithError, UsageError
 
 # Plain DirectRunner first tries to download Prism and then changes behaviour quietly; this one never does.
@@ -79,12 +81,24 @@ def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
         path = Path(scratch) / "work" / "plan.json"
         path.parent.mkdir()
         with beam.Pipeline(options=options) as pipeline:
-            _ = pipeline | "ListInputs" >> ListInputs(config) | "PlanShards" >> PlanShards(config, path)
+            refs = pipeline | "ListInputs" >> ListInputs(config) | "DealSplits" >> DealSplits(config)
+            _ = refs | "PlanShards" >> PlanShards(config, path)
         return load_plan(path)
 
 
-def run_build(config: BuildConfig, *, options: PipelineOptions, donor: Path | None = None) -> Plan:
-    """Writes every shard, with what the dataset at `donor` has of it, and returns the plan that was carried out."""
+def run_build(
+    config: BuildConfig,
+    *,
+    options: PipelineOptions,
+    begun: Donor | None = None,
+    past: Donor | None = None,
+    bound: Past | None = None,
+) -> Plan:
+    """Writes every shard and returns the plan that was carried out.
+
+    Takes over what an interrupted run (`begun`) and the version before (`past`) have of it; `bound` is what the plan
+    must keep to.
+    """
     folder = BuildFolder(Path(config.output))
     decoders = decoders_per_worker(options)
     if runs_here(options):
@@ -92,9 +106,12 @@ def run_build(config: BuildConfig, *, options: PipelineOptions, donor: Path | No
     with explain_failures(config):
         with beam.Pipeline(options=options) as pipeline:
             refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool))
-            plan = refs | "PlanShards" >> PlanShards(config, folder.plan)
+            if past:
+                refs = refs | "MatchInputs" >> MatchInputs(config, past.root, past.retry)
+            refs = refs | "DealSplits" >> DealSplits(config)
+            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound)
             side = beam.pvalue.AsSingleton(plan)
-            _ = refs | "WriteShards" >> WriteShards(config, side, decoders, donor)
+            _ = refs | "WriteShards" >> WriteShards(config, side, decoders, begun, past)
         return load_plan(folder.plan)
 
 

@@ -97,11 +97,12 @@ def tfds_files(
     splits: Sequence[SplitEntry],
     *,
     image_format: str,
+    version: int = 1,
 ) -> dict[str, str]:
     """The text files that `tfds.builder_from_directory` reads, by file name."""
     names = {"label.labels.txt": "".join(f"{label}\n" for label in labels)} if labels else {}
     return {
-        "dataset_info.json": _json(_dataset_info(name, features, splits)),
+        "dataset_info.json": _json(_dataset_info(name, features, splits, version)),
         "features.json": _json(_tfds_features(features, labels, image_format)),
     } | names
 
@@ -110,27 +111,35 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def _dataset_info(name: str, features: Sequence[FeatureEntry], splits: Sequence[SplitEntry]) -> dict[str, Any]:
+def _dataset_info(
+    name: str, features: Sequence[FeatureEntry], splits: Sequence[SplitEntry], version: int
+) -> dict[str, Any]:
     there = {feature.name for feature in features}
     keys = [{"featureKey": key} for key in ("image", "features", "label", "target") if key in there]
     supervised = {"supervisedKeys": {"tuple": {"items": keys}}} if len(keys) == 2 else {}
     # proto-JSON: 64-bit integers are text.
     return {
         "name": name,
-        "version": "1.0.0",
+        "version": f"{version}.0.0",
         "description": "Made by shardsmith.",
         "fileFormat": "tfrecord",
         **supervised,
         "splits": [
             {
                 "name": split.name,
-                "shardLengths": [str(shard.records) for shard in split.shards],
+                "shardLengths": [str(length) for length in _shard_lengths(split)],
                 "numBytes": str(split.bytes),
                 "filepathTemplate": "{SPLIT}/{SPLIT}-{SHARD_INDEX}.{FILEFORMAT}",
             }
             for split in splits
         ],
     }
+
+
+def _shard_lengths(split: SplitEntry) -> list[int]:
+    """The records of every shard by its index; TFDS reads none where an index is no longer in use."""
+    lengths = {int(shard.path.rpartition("-")[2].partition(".")[0]): shard.records for shard in split.shards}
+    return [lengths.get(index, 0) for index in range(max(lengths, default=-1) + 1)]
 
 
 def _tfds_features(features: Sequence[FeatureEntry], labels: Sequence[str], image_format: str) -> dict[str, Any]:

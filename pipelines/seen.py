@@ -1,4 +1,4 @@
-"""By what a later run knows an input again: one row for each record of a shard.
+"""By what a later run knows an input again, and what became of it: one row for each input of a shard.
 
 An identity is everything that is known of an input before it is opened: its metadata, where it lies in its source, and
 when it was last modified. Whoever finds the same identity again may take the record over unread. Times of modification
@@ -8,6 +8,7 @@ are true on one machine only, so these files stay beside the dataset and are no 
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,60 @@ import pyarrow as pa
 
 from pipelines.config import BuildConfig, SourceConfig
 from pipelines.layout import BuildFolder
-from pipelines.process import Made
+from pipelines.process import Made, Outcome
+from pipelines.reasons import DUPLICATES, Reason
 from pipelines.storage import glob_root, is_glob, is_remote
 from pipelines.values import InputRef
 
-IDENTITY = "identity"
-ACCOUNTS = ("format", "sides", "boxes_kept", "boxes_dropped", "truncated")  # of a Made
+KEY, IDENTITY, REASON = "key", "identity", "reason"
+NOT_ITS_OWN = DUPLICATES | {Reason.DUPLICATE_KEY}  # faults that other inputs cause
+ACCOUNTS = ("format", "sides", "boxes_kept", "boxes_dropped", "truncated", "content")  # of a Made
 SEEN_SCHEMA = pa.schema(
     [
+        (KEY, pa.binary()),  # names of files need not be text
         (IDENTITY, pa.uint64()),
+        (REASON, pa.string()),  # why it is no record; "": it is one
+        ("source", pa.string()),
+        ("group", pa.binary()),
+        ("unit", pa.binary()),
+        ("look", pa.binary()),
         ("format", pa.string()),
         ("sides", pa.list_(pa.int64())),
         ("boxes_kept", pa.int64()),
         ("boxes_dropped", pa.int64()),
         ("truncated", pa.bool_()),
+        ("content", pa.uint64()),
     ]
 )
+_NOTHING_MADE = Made(b"", ())
 
 
-def seen_row(identity: int, made: Made) -> tuple[Any, ...]:
-    """The row of an input that became a record, with what the accounts want to know of it."""
-    return identity, *(getattr(made, name) for name in ACCOUNTS)
+def seen_row(ref: InputRef, outcome: Outcome, identity: int, config: BuildConfig) -> tuple[Any, ...]:
+    """The row of an input, with what became of it and what the accounts want to know."""
+    made, reason = (outcome, "") if isinstance(outcome, Made) else (_NOTHING_MADE, outcome.reason)
+    names = (to_bytes(ref.group), to_bytes(ref.unit), ref.look)
+    accounts = (getattr(made, name) for name in ACCOUNTS)
+    return to_bytes(ref.key), identity, str(reason), config.source_name(ref.source), *names, *accounts
+
+
+def to_bytes(text: str) -> bytes:
+    """A name as it is stored."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def to_text(name: bytes) -> str:
+    """A stored name as it was."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def read_seen(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a shard's inputs, in the order of the shard; raises OSError or ValueError if they cannot be read."""
+    with pa.ipc.open_file(str(path), options=pa.ipc.IpcReadOptions(included_fields=_numbers(columns))) as reader:
+        return reader.read_all()
+
+
+def _numbers(columns: Sequence[str] | None) -> list[int] | None:
+    return None if columns is None else [SEEN_SCHEMA.get_field_index(name) for name in columns]
 
 
 class Identities:
@@ -47,7 +81,12 @@ class Identities:
         self._files: dict[str, tuple[str, int]] = {}
 
     def of(self, ref: InputRef) -> int:
-        """64 bits: enough, because they are only compared inside a shard's range of keys."""
+        """64 bits: enough, because only inputs of one key are compared.
+
+        That an input is a duplicate says something of others, and is not part of what it is.
+        """
+        if ref.fault and ref.fault.reason in NOT_ITS_OWN:
+            ref = ref._replace(fault=None)
         location = ref.location
         if location.is_whole_file:
             place = describe_file(ref, self._config), location.modified
@@ -57,7 +96,7 @@ class Identities:
             if location.path not in self._files:
                 self._files[location.path] = describe_file(ref, self._config), _modified(location.path)
             place = self._files[location.path][0] + f"@{location.offset}", self._files[location.path][1]
-        return _digest((ref_digest(ref), location.coding, *place))
+        return digest_of((ref_digest(ref), location.coding, *place))
 
 
 def _modified(path: str) -> int:
@@ -67,10 +106,11 @@ def _modified(path: str) -> int:
 def ref_digest(ref: InputRef) -> int:
     """A 64-bit digest of everything known of an input before opening it, except where and when."""
     labels = sorted(ref.labels)
-    return _digest((ref.key, ref.location.size, ref.location.form, labels, *ref[3:8], ref.fault))
+    return digest_of((ref.key, ref.location.size, ref.location.form, labels, *ref[3:8], ref.fault))
 
 
-def _digest(known: tuple[Any, ...]) -> int:
+def digest_of(known: tuple[Any, ...]) -> int:
+    """64 bits that stand for some values."""
     return int.from_bytes(hashlib.blake2b(json.dumps(known).encode(), digest_size=8).digest(), "little")
 
 

@@ -48,7 +48,7 @@ class Before(NamedTuple):
     """
 
     split: str
-    index: int  # of the shard
+    shard: int  # its index
     identity: int  # that it had then
     same: bool = True
     gone: bool = False
@@ -165,6 +165,7 @@ class Receipt:
     boxes_dropped: int = 0
     kept_truncated: int = 0
     hashes: tuple[int, int] = (0, 0)  # the first and the last of its inputs in the order of their keys' hashes
+    label_ids: Mapping[str, int] = field(default_factory=dict)  # of its labels
     sources: Mapping[str, Account] = field(default_factory=dict)
 
     @property

@@ -16,10 +16,12 @@ from typing import Protocol
 from pipelines.config import BuildConfig
 from pipelines.facts import RowWriter, facts_schema
 from pipelines.layout import BuildFolder, save_receipt
-from pipelines.plan import Plan, order_hash
+from pipelines.listing import order_prefix
+from pipelines.plan import Plan
 from pipelines.process import Made, Outcome, Refused, Task
-from pipelines.reasons import LISTED_TWICE, Reason
+from pipelines.reasons import DUPLICATES, LISTED_TWICE, Reason
 from pipelines.seen import SEEN_SCHEMA, Identities, describe_location, ref_digest, seen_row
+from pipelines.splits import order_hash
 from pipelines.values import Account, Fault, InputRef, PlannedShard, Receipt, Reject
 from shards.files import open_atomically, write_atomically
 from shards.records import RecordWriter, WrittenShard
@@ -57,6 +59,7 @@ def write_shard(
 ) -> Receipt:
     """Writes the shard with its index, facts and rejects; returns its receipt, which is stored last."""
     folder = BuildFolder(Path(config.output))
+    folder.receipt(shard).unlink(missing_ok=True)  # an interrupted run's: it may not vouch for other bytes
     ordered = sort_refs(refs)
     tally, identities = Tally(config), Identities(config)
     facts, seen = RowWriter(facts_schema(config, plan.content)), RowWriter(SEEN_SCHEMA)
@@ -66,15 +69,19 @@ def write_shard(
             if isinstance(outcome, Made):
                 writer.write(outcome.record)
                 facts.add(outcome.facts)
-                seen.add(seen_row(identities.of(ref), outcome))
             elif outcome.data:
                 save_quarantined(outcome, folder)
+            seen.add(seen_row(ref, outcome, identities.of(ref), config))
             tally.add(ref, outcome)
             watch(tally.listed, len(tally.rejects) - tally.duplicates)
     facts.save(folder.facts(shard))
     seen.save(folder.seen(shard))
     save_rejects(tally.rejects, folder.rejects(shard))
-    receipt = tally.receipt(shard, writer.finish(), inputs=fingerprint_inputs(ordered))
+    hashes = order_prefix(ordered[0].key), order_prefix(ordered[-1].key)
+    ids = {label: plan.label_ids[label] for label in sorted(tally.labels)}
+    receipt = dataclasses.replace(
+        tally.receipt(shard, writer.finish()), inputs=fingerprint_inputs(ordered), hashes=hashes, label_ids=ids
+    )
     save_receipt(receipt, folder.receipt(shard))
     return receipt
 
@@ -123,12 +130,13 @@ def mark_duplicates(refs: Iterable[InputRef]) -> Iterator[InputRef]:
         if first is None or ref.key != first.key:
             first = ref
             yield ref
-        elif ref._replace(source=first.source) == first:
+        elif (ref[:_SAID], ref.fault) == (first[:_SAID], first.fault):
             yield ref._replace(fault=_LISTED_TWICE)
         else:
             yield ref if ref.fault else ref._replace(fault=_DUPLICATE)
 
 
+_SAID = InputRef._fields.index("source")  # the fields before it are what the source says of the input
 _LISTED_TWICE = Fault(LISTED_TWICE, "the same input is listed more than once; it is in the dataset once")
 _DUPLICATE = Fault(Reason.DUPLICATE_KEY, "another input has the same key; give each row an id of its own")
 
@@ -172,7 +180,7 @@ class Tally:
     def add(self, ref: InputRef, outcome: Outcome) -> None:
         """Counts one input."""
         made = isinstance(outcome, Made)
-        twice = isinstance(outcome, Refused) and outcome.reason == LISTED_TWICE
+        twice = isinstance(outcome, Refused) and outcome.reason in DUPLICATES
         self.totals.update(listed=1, duplicates=int(twice))
         account = Account(1, int(made), int(not made and not twice), int(twice))
         self.sources[self.config.source_name(ref.source)] += account
@@ -189,16 +197,16 @@ class Tally:
             boxes_kept=made.boxes_kept, boxes_dropped=made.boxes_dropped, kept_truncated=int(made.truncated)
         )
 
-    def receipt(self, shard: PlannedShard, written: WrittenShard, *, inputs: str) -> Receipt:
-        """The receipt of the finished shard."""
-        reasons = Counter(reject.reason for reject in self.rejects if reject.reason != LISTED_TWICE)
+    def receipt(self, shard: PlannedShard, written: WrittenShard) -> Receipt:
+        """The receipt of the finished shard, as far as counting tells."""
+        reasons = Counter(reject.reason for reject in self.rejects if reject.reason not in DUPLICATES)
         heights, widths = zip(*self.sides, strict=True) if self.sides else ((0,), (0,))
         return Receipt(
             **dataclasses.asdict(written),
             split=shard.split,
             index=shard.index,
             listed=self.listed,
-            inputs=inputs,
+            inputs="",
             labels=dict(sorted(self.labels.items())),
             rejected=dict(sorted(reasons.items())),
             formats=dict(sorted(self.formats.items())),
@@ -227,7 +235,9 @@ def make_reject(ref: InputRef, refused: Refused, config: BuildConfig) -> Reject:
 
 def save_rejects(rejects: Sequence[Reject], path: Path) -> None:
     """Writes the rejects as JSON lines; a shard without any leaves no file."""
-    if rejects:
+    if not rejects:
+        path.unlink(missing_ok=True)  # an interrupted run's
+    else:
         lines = (json.dumps(dataclasses.asdict(reject), ensure_ascii=False) + "\n" for reject in rejects)
         write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
 

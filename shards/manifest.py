@@ -1,8 +1,9 @@
 """manifest.json: what a finished dataset directory holds. It is written last: if it exists, the dataset is complete.
 
 Paths are relative to the directory, so a dataset can be moved or copied. The file is a pure function of the inputs and
-settings: no dates, no host names, no absolute paths. It holds the checksum of every file, and as its last key its own:
-the sha256 of all other keys and values as JSON with sorted keys and no spaces.
+settings, but for the times in its history (SOURCE_DATE_EPOCH sets them): no host names, no absolute paths. It holds the
+checksum of every file, and as its last key its own: the sha256 of all other keys and values as JSON with sorted keys
+and no spaces.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, Posi
 from shards.errors import ShardsmithError, UsageError
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # What a record's label is: one class, several, none at all, or numbers (the feature `target`).
 LabelKind = Literal["single", "multi", "none", "regression"]
 _CHECKSUM = "sha256"
@@ -53,13 +54,17 @@ class ShardEntry(FileEntry):
 
 
 class SplitEntry(_Value):
-    """One split: its shards in reading order and how many examples of each label they hold."""
+    """One split: its shards in reading order and how many examples of each label they hold.
+
+    The next new shard gets `next_index`: names are never used twice, so that a file never changes under a reader.
+    """
 
     name: str
     records: NonNegativeInt
     bytes: NonNegativeInt
     labels: dict[str, NonNegativeInt]
     shards: tuple[ShardEntry, ...]
+    next_index: NonNegativeInt = 0
 
 
 class FeatureEntry(_Value):
@@ -117,10 +122,34 @@ class Counts(_Value):
         return problems
 
 
+class HistoryEntry(_Value):
+    """How one version came about: by which command and settings, when, and what it changed.
+
+    `inputs` are those listed; `settings` holds what differs from the version before, as old and new values in words.
+    """
+
+    version: PositiveInt
+    command: str
+    when: str
+    fingerprint: str
+    inputs: NonNegativeInt
+    added: NonNegativeInt
+    removed: NonNegativeInt
+    changed: NonNegativeInt
+    written: NonNegativeInt
+    new_shards: NonNegativeInt
+    ended_shards: NonNegativeInt
+    settings: dict[str, tuple[str, str]] = {}
+
+
 class Manifest(_Value):
-    """The table of contents of a dataset directory."""
+    """The table of contents of a dataset directory.
+
+    `retired` files belong to the version before: they stay for its readers until the next version is made.
+    """
 
     format_version: PositiveInt
+    version: PositiveInt = 1
     name: str
     fingerprint: str
     made_by: dict[str, str]
@@ -131,6 +160,8 @@ class Manifest(_Value):
     counts: Counts
     splits: tuple[SplitEntry, ...]
     files: tuple[FileEntry, ...]
+    retired: tuple[FileEntry, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
 
     @property
     def label_summary(self) -> str:

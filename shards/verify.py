@@ -52,7 +52,7 @@ def verify(directory: Path, *, processes: int = 1, tick: Tick = lambda shard: No
             labels.update(report.labels)
             tick(shard)
         problems += damage or _check_labels(split, labels)
-    for entry in manifest.files:
+    for entry in (*manifest.files, *manifest.retired):
         problems += _check_file(directory, entry)
     return problems + list(_check_strangers(directory, manifest))
 
@@ -243,7 +243,7 @@ def _check_file(directory: Path, entry: FileEntry) -> Iterator[Problem]:
 
 def _check_strangers(directory: Path, manifest: Manifest) -> Iterator[Problem]:
     """Shards that the manifest does not know would be read by whoever reads by a glob."""
-    known = {shard.path for split in manifest.splits for shard in split.shards}
+    known = {shard.path for split in manifest.splits for shard in split.shards} | {e.path for e in manifest.retired}
     for path in sorted(directory.glob("*/*.tfrecord")):
         name = path.relative_to(directory).as_posix()
         if name not in known:

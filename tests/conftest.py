@@ -1,5 +1,6 @@
 """One small dataset, built once per test process by the real pipeline, for every test that only reads."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pipelines.runner import parse_beam_options
 from pipelines.values import InputRef, Location
 from shards.manifest import Manifest, read_manifest
 from shards.settings import validate
+
+os.environ["SOURCE_DATE_EPOCH"] = "1700000000"  # equal builds are equal, whenever they are made
 
 
 def make_config(path: Path | str, output: Path | str, /, **sections: Any) -> BuildConfig:

@@ -11,8 +11,10 @@ from pictures import encoded, picture, write_class_folders
 from pipelines.accounts import check_accounting, check_budget, count_rejects, count_up
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
-from pipelines.plan import Listing, Plan, make_plan
+from pipelines.listing import Listing
+from pipelines.plan import Plan, make_plan
 from pipelines.reasons import LISTED_TWICE, Reason
+from pipelines.splits import deal
 from pipelines.values import Account, Receipt
 from shards.errors import ShardsmithError
 from shards.settings import validate
@@ -34,14 +36,14 @@ def plan_for(images: int, shards: int) -> Plan:
     config = make_config("raw", "out", splits={"fractions": {"train": 1.0}}, shards={"count": shards})
     listing = Listing()
     for number in range(images):
-        listing.add(make_ref(str(number), "a", size=10), config)
+        listing.add(deal(make_ref(str(number), "a", size=10), config.splits), config)
     return make_plan(listing, config)
 
 
 @pytest.fixture
 def folder(tmp_path):
     folder = BuildFolder(tmp_path / "out")
-    folder.prepare(overwrite=False)
+    folder.prepare(anew=False)
     return folder
 
 
@@ -263,16 +265,18 @@ def test_a_plan_counts_inputs_by_source_and_split():
     config = validate(BuildConfig, {"sources": sources, "output": "out"}, place="the test")
     first, second = Listing(), Listing()
     for number in range(10):
-        first.add(make_ref(f"a{number}", "x", split="train", size=9), config)
-        second.add(make_ref(f"b{number}", "x", split="test" if number < 3 else "train", size=9, source=1), config)
+        first.add(make_ref(f"a{number}", "x", size=9, dealt="train"), config)
+        second.add(make_ref(f"b{number}", "x", dealt="test" if number < 3 else "train", size=9, source=1), config)
     plan = make_plan(first.merge(second), config)
     assert {split.name: split.sources for split in plan.splits} == {"train": {"a": 10, "b": 7}, "test": {"b": 3}}
 
 
 def test_count_rejects_reads_the_files_of_planned_shards_only(folder):
-    plan = plan_for(10, 1)
     save_rejects(folder, "truncated", "truncated", "bad_row")
-    assert count_rejects(plan, folder) == {("default", "train", "truncated"): 2, ("default", "train", "bad_row"): 1}
+    assert count_rejects([receipt()], folder) == {
+        ("default", "train", "truncated"): 2,
+        ("default", "train", "bad_row"): 1,
+    }
 
 
 def test_every_reason_is_documented():

@@ -54,12 +54,11 @@ def test_outputs_that_hold_something_else_are_refused(tmp_path):
 def test_a_finished_dataset_is_replaced_only_on_request(built, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(built.root, copy)
-    with pytest.raises(
-        UsageError, match="already holds a finished dataset; choose another --output, or pass --overwrite"
-    ):
-        BuildFolder(copy).prepare(overwrite=False)
+    config = make_config(built.source, copy)
+    with pytest.raises(UsageError, match="already holds a finished dataset, but .*; choose another --output, or pass"):
+        run_build(config)
     assert verify(copy) == []
-    BuildFolder(copy).prepare(overwrite=True)
+    BuildFolder(copy).prepare(anew=True)
     assert sorted(path.name for path in copy.iterdir()) == [".build", "rejected", "state"]
 
 
@@ -69,7 +68,7 @@ def test_the_manifest_lists_every_file(built):
         listed |= {shard.path for shard in split.shards} | {shard.index for shard in split.shards}
     there = {path.relative_to(built.root).as_posix() for path in built.root.rglob("*") if path.is_file()}
     local = {name for name in there if name.startswith("state/seen/")}  # times of modification, true here only
-    assert len(local) == sum(len(split.shards) for split in built.manifest.splits)
+    assert len(local) == 1 + sum(len(split.shards) for split in built.manifest.splits)
     assert there - local == listed
     assert {"schema.pbtxt", "dataset_info.json", "features.json", "label.labels.txt", "report.html"} <= there
     assert all(

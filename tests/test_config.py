@@ -71,7 +71,7 @@ def generate(count: int) -> Iterator[dict[str, Any]]:
 def job_result(config: BuildConfig) -> dict[str, Any]:
     """What the Beam job makes of a config: plan and receipts (the receipts hold every sha256)."""
     folder = BuildFolder(Path(config.output))
-    folder.prepare(overwrite=False)
+    folder.prepare(anew=False)
     try:
         run_job(config, options=OPTIONS)
     except ShardsmithError as error:

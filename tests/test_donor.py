@@ -1,5 +1,6 @@
 """What a dataset gives to its successor: records with everything the accounts know of them, and nothing doubtful."""
 
+import dataclasses
 import os
 from concurrent.futures import Future
 from pathlib import Path
@@ -8,9 +9,9 @@ import pytest
 from conftest import make_config, make_ref
 
 from pipelines.config import BuildConfig
-from pipelines.donor import Donor, link_file, overlapping, rewrite_shard
-from pipelines.layout import BuildFolder, load_receipt, save_plan
-from pipelines.plan import Plan, SplitPlan
+from pipelines.donor import Donor, rewrite_shard
+from pipelines.layout import BuildFolder, link_file, load_receipt, save_plan
+from pipelines.plan import Plan, Rebuilt, SplitPlan
 from pipelines.process import Made, Outcome, Refused, Task
 from pipelines.seen import Identities, describe_location
 from pipelines.values import Fault, InputRef, Location, PlannedShard
@@ -59,7 +60,7 @@ def base(tmp_path, monkeypatch) -> Path:
 
 def prepare(output: Path) -> tuple[BuildFolder, BuildConfig]:
     folder = BuildFolder(output)
-    folder.prepare(overwrite=False)
+    folder.prepare(anew=False)
     save_plan(PLAN, folder.plan)
     return folder, make_config("raw", output)
 
@@ -71,11 +72,22 @@ def write_old(base: Path, refs: list[InputRef]) -> BuildFolder:
 
 
 def write_new(base: Path, refs: list[InputRef], name: str = "new", plan: Plan = PLAN) -> tuple[BuildFolder, list[str]]:
+    """Writes the shard as one that takes the place of the old one."""
     folder, config = prepare(base / name)
     maker = Maker()
-    donor = Donor(base / "old", config)
-    rewrite_shard(SHARD, refs, donor=donor, plan=plan, config=config, decoders=maker, watch=lambda *_: None)
+    plan = dataclasses.replace(plan, rebuilt=(Rebuilt(SHARD, 0, len(refs)),), splits=())
+    begun, past = Donor(base / name), Donor(base / "old")
+    rewrite_shard(SHARD, refs, begun=begun, past=past, plan=plan, config=config, decoders=maker, watch=lambda *_: None)
     return folder, maker.asked
+
+
+def write_again(base: Path, refs: list[InputRef], *, retry: bool = False, plan: Plan = PLAN) -> list[str]:
+    """Goes on with the old build; returns what was processed."""
+    maker = Maker()
+    begun = Donor(base / "old", retry=retry)
+    config = make_config("raw", base / "old")
+    rewrite_shard(SHARD, refs, begun=begun, past=None, plan=plan, config=config, decoders=maker, watch=lambda *_: None)
+    return maker.asked
 
 
 def write_fresh(base: Path, refs: list[InputRef], plan: Plan = PLAN) -> BuildFolder:
@@ -101,20 +113,43 @@ def test_records_come_with_all_that_the_accounts_know(base):
     assert folder.taken(SHARD).read_text() == "4"
 
 
-def test_a_whole_shard_is_given_as_it_is(base):
-    old = write_old(base, refs_of(3, 4, 5))
-    folder, asked = write_new(base, refs_of(3, 4, 5))
-    assert asked == []
-    assert files(folder) == files(old)
-    assert os.path.samefile(folder.shard(SHARD), old.shard(SHARD))
+def test_a_finished_shard_is_left_as_it_is(base):
+    folder = write_old(base, refs_of(3, 4, 0))
+    before = {path: path.stat().st_mtime_ns for path in folder.shard_files(SHARD)}
+    assert write_again(base, refs_of(3, 4, 0)) == []
+    assert {path: path.stat().st_mtime_ns for path in folder.shard_files(SHARD)} == before
     assert not folder.taken(SHARD).exists()
 
 
-def test_a_shard_with_a_reject_is_not_given(base):
+def test_a_shard_with_a_reject_is_finished_unless_rejects_are_tried_again(base):
     write_old(base, refs_of(3, 0, 5))
-    folder, asked = write_new(base, refs_of(3, 0, 5))
-    assert asked == ["1.png"]
-    assert files(folder) == files(write_fresh(base, refs_of(3, 0, 5)))
+    assert write_again(base, refs_of(3, 0, 5)) == []
+    assert write_again(base, refs_of(3, 0, 5), retry=True) == ["1.png"]
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_a_shard_without_one_of_its_files_is_not_finished(lost, base):
+    folder = write_old(base, refs_of(3, 4, 0))
+    expected = files(folder)
+    folder.shard_files(SHARD)[lost].unlink()
+    write_again(base, refs_of(3, 4, 0))
+    assert files(folder) == expected
+
+
+def test_a_shard_cut_short_is_not_finished(base):
+    folder = write_old(base, refs_of(3, 4, 5))
+    expected = files(folder)
+    with folder.shard(SHARD).open("r+b") as stream:
+        stream.truncate(20)
+    assert write_again(base, refs_of(3, 4, 5)) != []
+    assert files(folder) == expected
+
+
+def test_a_shard_whose_label_ids_moved_is_not_finished(base):
+    folder = write_old(base, refs_of(3, 4, 5))
+    plan = Plan(("a", "aa", "b"), {}, PLAN.splits)
+    assert write_again(base, refs_of(3, 4, 5), plan=plan) == ["1.png"]
+    assert files(folder) == files(write_fresh(base, refs_of(3, 4, 5), plan))
 
 
 @pytest.mark.parametrize(
@@ -171,24 +206,6 @@ def test_what_is_damaged_is_made_again(base):
         assert len(asked) == 4
         assert files(folder) == expected
         path.write_bytes(whole)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "index", "meeting"),
-    [
-        ((0, 10, 20), (0, 10, 20), 1, [1]),
-        ((0, 10, 20), (0, 5, 25), 1, [0, 1, 2]),
-        ((0, 10, 20), (0,), 0, [0, 1, 2]),
-        ((0,), (0, 10, 20), 2, [0]),
-        ((0, 10, 20), (0, 20), 0, [0, 1]),
-        ((0, 10, 20), (0, 21), 0, [0, 1, 2]),
-    ],
-)
-def test_ranges_that_meet(old, new, index, meeting):
-    before, after = (Plan((), {}, (SplitPlan("train", 0, 0, 4, starts),)) for starts in (old, new))
-    found = overlapping(PlannedShard(0, "train", index), after, before)
-    assert found == [PlannedShard(4 + number, "train", number) for number in meeting]
-    assert overlapping(PlannedShard(0, "train", index), after, Plan((), {}, ())) == []
 
 
 def test_where_links_cannot_be_made_files_are_copied(tmp_path, monkeypatch):

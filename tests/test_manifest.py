@@ -18,6 +18,7 @@ from shards.manifest import (
     Counts,
     FeatureEntry,
     FileEntry,
+    HistoryEntry,
     Manifest,
     ShardEntry,
     SourceEntry,
@@ -29,7 +30,8 @@ from shards.manifest import (
 GOLDEN = Path(__file__).parent / "golden" / "manifest.json"
 
 SMALL = Manifest(
-    format_version=2,
+    format_version=3,
+    version=2,
     name="flowers",
     fingerprint="f" * 64,
     made_by={"shardsmith": "0.1.0", "pillow": "12.3.0"},
@@ -69,6 +71,23 @@ SMALL = Manifest(
         SplitEntry(name="test", records=0, bytes=0, labels={}, shards=()),
     ),
     files=(FileEntry(path="schema.pbtxt", bytes=40, sha256="d" * 64),),
+    retired=(FileEntry(path="train/train-00007.tfrecord", bytes=7, sha256="e" * 64),),
+    history=(
+        HistoryEntry(
+            version=2,
+            command="append",
+            when="2026-01-02T03:04:05Z",
+            fingerprint="f" * 64,
+            inputs=6,
+            added=2,
+            removed=1,
+            changed=3,
+            written=3,
+            new_shards=1,
+            ended_shards=1,
+            settings={"image.max_megapixels": ("50", "100")},
+        ),
+    ),
 )
 
 
@@ -91,7 +110,7 @@ def test_text_is_the_on_disk_contract() -> None:
 
 def test_the_golden_file_is_read() -> None:
     assert parse_manifest(GOLDEN.read_text(encoding="utf-8"), place="golden") == SMALL
-    assert FORMAT_VERSION == 2
+    assert FORMAT_VERSION == 3
 
 
 def test_round_trip_of_a_dataset(tmp_path: Path) -> None:
@@ -162,9 +181,9 @@ def test_a_manifest_without_checksum_is_refused() -> None:
 
 
 def test_a_newer_format_is_refused_before_anything_else() -> None:
-    text = json.dumps({"format_version": 3, "chapters": []})
+    text = json.dumps({"format_version": 4, "chapters": []})
     with pytest.raises(
-        ShardsmithError, match=r"^m\.json has format version 3, this shardsmith reads up to 2; upgrade shardsmith$"
+        ShardsmithError, match=r"^m\.json has format version 4, this shardsmith reads up to 3; upgrade shardsmith$"
     ):
         parse_manifest(text, place="m.json")
 
@@ -173,7 +192,7 @@ def test_a_newer_format_is_refused_before_anything_else() -> None:
 def test_an_older_format_is_refused_before_anything_else(version: int) -> None:
     text = json.dumps({"format_version": version, "chapters": []})
     with pytest.raises(
-        ShardsmithError, match=rf"^m\.json has format version {version}, this shardsmith reads 2; rebuild the dataset$"
+        ShardsmithError, match=rf"^m\.json has format version {version}, this shardsmith reads 3; rebuild the dataset$"
     ):
         parse_manifest(text, place="m.json")
 

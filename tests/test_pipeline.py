@@ -16,9 +16,11 @@ from PIL import Image
 from pipelines.coders import InputRefCoder
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_plan
-from pipelines.pipeline import ListInputs, PlanShards, WriteShards, key_by_shard
-from pipelines.plan import Listing, make_plan
+from pipelines.listing import Listing
+from pipelines.pipeline import DealSplits, ListInputs, PlanShards, WriteShards, key_by_shard
+from pipelines.plan import make_plan
 from pipelines.runner import parse_beam_options, run_build
+from pipelines.splits import deal
 from pipelines.values import Fault, InputRef, Location
 from shards.files import hash_file
 from shards.settings import validate
@@ -50,7 +52,7 @@ def test_plan_shards_equals_the_pure_plan_and_is_stored(raw, tmp_path):
     config = make_config(raw, tmp_path, shards={"count": 2})
     path = tmp_path / "work" / "plan.json"
     path.parent.mkdir()
-    refs = [make_ref(f"k{n}", "ab"[n % 2], size=1000 + n) for n in range(50)]
+    refs = [deal(make_ref(f"k{n}", "ab"[n % 2], size=1000 + n), config.splits) for n in range(50)]
     listing = Listing()
     for ref in refs:
         listing.add(ref, config)
@@ -63,22 +65,22 @@ def test_plan_shards_equals_the_pure_plan_and_is_stored(raw, tmp_path):
 
 def test_every_ref_is_keyed_by_its_planned_shard():
     config = make_config("raw", "out", shards={"count": 3})
-    refs = [make_ref(f"k{n}", "a", size=1000) for n in range(200)]
+    refs = [deal(make_ref(f"k{n}", "a", size=1000), config.splits) for n in range(200)]
     listing = Listing()
     for ref in refs:
         listing.add(ref, config)
     plan = make_plan(listing, config)
-    numbers = {key_by_shard(ref, plan, config)[0] for ref in refs}
+    numbers = {next(key_by_shard(ref, plan))[0] for ref in refs}
     assert numbers == set(range(9))  # 3 splits of 3 shards
-    assert all(key_by_shard(ref, plan, config)[1] is ref for ref in refs)
+    assert all(next(key_by_shard(ref, plan))[1] is ref for ref in refs)
 
 
 def test_write_shards_returns_a_receipt_per_shard(raw, tmp_path):
     config = make_config(raw, tmp_path / "out", shards={"count": 2}, splits={"fractions": {"train": 1.0}})
     folder = BuildFolder(tmp_path / "out")
-    folder.prepare(overwrite=False)
+    folder.prepare(anew=False)
     with BeamTestPipeline(options=LOCAL) as pipeline:
-        refs = pipeline | ListInputs(config)
+        refs = pipeline | ListInputs(config) | DealSplits(config)
         plan = refs | PlanShards(config, folder.plan)
         receipts = refs | WriteShards(config, beam.pvalue.AsSingleton(plan), 2)
         told = receipts | beam.Map(lambda r: (r.split, r.index, r.listed == r.records + sum(r.rejected.values())))
@@ -127,7 +129,7 @@ def test_only_references_go_between_the_steps(tmp_path, monkeypatch):
     for name, buffer in (("shuffle", execution.GroupingBuffer), ("stages", execution.ListBuffer)):
         monkeypatch.setattr(buffer, "append", _weighing(buffer.append, carried[name]))
     config = make_config(tmp_path / "raw", tmp_path / "out", image={"encode": {"format": "original"}})
-    BuildFolder(tmp_path / "out").prepare(overwrite=False)
+    BuildFolder(tmp_path / "out").prepare(anew=False)
     assert run_build(config, options=LOCAL).images == 6
     assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*.tfrecord")) > 6 * smallest
     assert sum(carried["shuffle"]) > 6 * 50  # the tap saw the shuffle of six references
@@ -151,7 +153,7 @@ def reference_bytes(raw, tmp_path_factory):
 def build_bytes(raw: Path, base: Path, *arguments: str) -> dict[str, str]:
     """The sha256 of everything that the job writes for keeps."""
     config = make_config(raw, base / "out", image={"resize": "center_crop:24"}, shards={"target_mb": 0.004})
-    BuildFolder(base / "out").prepare(overwrite=False)
+    BuildFolder(base / "out").prepare(anew=False)
     run_build(config, options=parse_beam_options(arguments, ours=()))
     paths = [p for p in (base / "out").rglob("*") if p.is_file() and ".build" not in p.parts]
     return {str(path.relative_to(base / "out")): hash_file(path) for path in paths}

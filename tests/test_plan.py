@@ -8,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config import ShardsConfig, SplitsConfig
-from pipelines.plan import (
-    Listing,
-    choose_ranges,
-    choose_split,
-    cut_evenly,
-    estimate_record_bytes,
-    make_plan,
-    order_hash,
-    range_weights,
-    stable_hash,
-)
+from pipelines.listing import Listing, estimate_record_bytes
+from pipelines.plan import make_plan
+from pipelines.ranges import choose_ranges, cut_evenly, range_weights
+from pipelines.splits import choose_split, deal, order_hash, stable_hash
 from pipelines.values import InputRef
 from shards.errors import UsageError
 
@@ -31,7 +24,7 @@ def plan_of(refs: list[InputRef], **sections: object):
     config = make_config("raw", "out", **sections)
     listing = Listing()
     for one in refs:
-        listing.add(one, config)
+        listing.add(deal(one, config.splits), config)
     return make_plan(listing, config)
 
 
@@ -148,7 +141,7 @@ def test_the_plan_does_not_depend_on_the_order_of_the_listing(keys, parts):
     config = make_config("raw", "out", shards={"target_mb": 0.005})
     listings = [Listing() for _ in range(parts)]
     for number, one in enumerate(reversed(refs)):
-        listings[number % parts].add(one, config)
+        listings[number % parts].add(deal(one, config.splits), config)
     total = Listing()
     for listing in listings:
         total.merge(listing)

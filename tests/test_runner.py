@@ -69,7 +69,7 @@ def test_threads_fill_the_machine_once(arguments, cores, threads, monkeypatch):
 def test_a_users_mistake_found_by_a_worker_arrives_as_such(mode, tmp_path):
     source = write_class_folders(tmp_path / "raw", images=3)
     config = make_config(source, tmp_path / "out", shards={"count": 100})
-    BuildFolder(tmp_path / "out").prepare(overwrite=False)
+    BuildFolder(tmp_path / "out").prepare(anew=False)
     options = parse_beam_options([f"--direct_running_mode={mode}", "--direct_num_workers=1"], ours=())
     with pytest.raises(UsageError) as caught:
         run_build(config, options=options)

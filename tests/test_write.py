@@ -12,7 +12,8 @@ from pictures import encoded, picture
 from pipelines.decoders import DecoderPool
 from pipelines.facts import read_facts
 from pipelines.layout import BuildFolder, load_receipt
-from pipelines.plan import Plan, order_hash
+from pipelines.plan import Plan
+from pipelines.splits import order_hash
 from pipelines.values import Fault, InputRef, Location, PlannedShard
 from pipelines.write import GROUP_BYTES, GROUP_TASKS, group_refs, mark_duplicates, sort_refs, write_shard
 from shards.example import decode_example
@@ -39,7 +40,7 @@ def write(refs: list[InputRef], output: Path, *, threads: int = 2, **sections: o
     columns = {"number": {"type": "int"}, "text": {"type": "text"}}
     config = make_config("raw", output, columns=columns, **sections)
     folder = BuildFolder(output)
-    folder.prepare(overwrite=False)
+    folder.prepare(anew=False)
     (output / "train").mkdir()
     seen = []
     with closing(DecoderPool(config, threads)) as decoders:

@@ -1,4 +1,4 @@
-"""Retry: the dataset of a fresh build, made by opening nothing but what was rejected or has changed."""
+"""Append and retry: new versions that hold what a fresh build would, made by opening only what is new or changed."""
 
 import json
 import os
@@ -19,12 +19,14 @@ from pipelines.config import BuildConfig
 from pipelines.facts import read_facts
 from pipelines.layout import BuildFolder, save_plan
 from pipelines.recipe import Recipe
-from pipelines.retry import retry
 from pipelines.runner import parse_beam_options, run_plan
 from pipelines.spool import Spool
+from pipelines.update import append, publish, retry
 from shards.errors import ShardsmithError, UsageError
+from shards.example import decode_example
 from shards.files import hash_file
-from shards.manifest import Manifest
+from shards.manifest import Manifest, read_manifest
+from shards.records import read_records
 from shards.verify import verify
 
 SETTINGS: dict[str, Any] = {
@@ -59,17 +61,34 @@ def run_retry(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
     return retry(config, options=LOCAL, analyst=analyst, started=0)
 
 
+def run_append(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
+    return append(config, options=LOCAL, analyst=analyst, started=0)
+
+
 def files_of(root: Path) -> dict[str, str]:
     """The sha256 of every file."""
     return {path.relative_to(root).as_posix(): hash_file(path) for path in root.rglob("*") if path.is_file()}
 
 
-def without_transform(root: Path) -> dict[str, str]:
-    """The same, but for what tf.Transform does not write the same twice."""
-    values = json.loads((root / "manifest.json").read_text())
-    values["files"] = [entry for entry in values["files"] if not entry["path"].startswith("transform_fn/")]
-    kept = {name: digest for name, digest in files_of(root).items() if not name.startswith("transform_fn/")}
-    return kept | {"manifest.json": json.dumps(values | {"sha256": ""})}
+def examples_of(root: Path) -> dict[str, dict[str, bytes]]:
+    """The records of every split by their keys."""
+    found: dict[str, dict[str, bytes]] = {}
+    for split in read_manifest(root).splits:
+        records = [record for shard in split.shards for _, record in read_records((root / shard.path).open("rb"))]
+        found[split.name] = {decode_example(record)["key"][0].decode(): record for record in records}
+        assert len(found[split.name]) == len(records) == split.records
+    return found
+
+
+def assert_fresh_content(config: BuildConfig, base: Path) -> None:
+    """The dataset holds the very records that a fresh build of the same inputs makes, in the same splits."""
+    fresh = run_build(config.model_copy(update={"output": str(base / "fresh")}))
+    now = read_manifest(config.output)
+    assert examples_of(Path(config.output)) == examples_of(base / "fresh")
+    assert now.counts == fresh.counts
+    assert verify(Path(config.output)) == []
+    assert not (Path(config.output) / ".build").exists()
+    shutil.rmtree(base / "fresh")
 
 
 def assert_fresh(config: BuildConfig, base: Path) -> None:
@@ -88,6 +107,10 @@ def break_files(paths: list[Path]) -> dict[Path, bytes]:
     for path, content in whole.items():
         path.write_bytes(content[: len(content) // 2])
     return whole
+
+
+def file_identity(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns
 
 
 def hollow_out(path: Path) -> None:
@@ -120,14 +143,14 @@ def test_only_rejected_inputs_are_opened_and_the_result_is_that_of_a_fresh_build
             hollow_out(path)
     manifest = run_retry(config, REAL)
     assert (manifest.counts.listed, manifest.counts.written, manifest.counts.rejected) == (60, 60, {})
+    assert manifest.version == 2
     told = capsys.readouterr().out
-    assert "tried again: 4 inputs, 4 now written, 0 still rejected\n" in told
+    assert "version 2: 0 inputs added, 0 removed, 4 changed; " in told
+    assert "processed now: 4 inputs, 4 written, 0 rejected\n" in told
     assert f"next:    python -m shards verify {tmp_path}/out" in told
     shutil.rmtree(source)
     (tmp_path / "good").rename(source)
-    run_build(config.model_copy(update={"output": str(tmp_path / "fresh")}), REAL)
-    assert without_transform(tmp_path / "out") == without_transform(tmp_path / "fresh")
-    assert verify(tmp_path / "out") == []
+    assert_fresh_content(config, tmp_path)
 
 
 def test_the_natural_flow_build_over_budget_mend_retry(source, tmp_path, capsys):
@@ -147,7 +170,7 @@ def test_the_natural_flow_build_over_budget_mend_retry(source, tmp_path, capsys)
             hollow_out(path)
     allowed = run_retry(config.model_copy(update={"max_rejects": 1}))
     assert (allowed.counts.written, allowed.counts.rejected) == (59, {"truncated": 1})
-    assert "tried again: 1 inputs, 0 now written, 1 still rejected" in capsys.readouterr().out
+    assert "processed now: 1 inputs, 0 written, 1 rejected" in capsys.readouterr().out
     assert verify(tmp_path / "out") == []
 
 
@@ -170,22 +193,23 @@ def test_whatever_breaks_and_is_mended_the_files_are_those_of_a_fresh_build(seed
         (source / "b" / f"new{number}.png").write_bytes(encoded(picture(5000 + number, size=(60, 50)), "png"))
     after = run_retry(config)
     assert after.counts != before.counts
-    assert_fresh(config, tmp_path)
+    assert_fresh_content(config, tmp_path)
 
 
 def test_shards_without_a_change_are_the_same_files(source, tmp_path, capsys):
     broken = break_files(images(source)[:1])
     config = make_config(source, tmp_path / "out", max_rejects=1, **SETTINGS)
     run_build(config)
-    numbers = {path.name: path.stat().st_ino for path in (tmp_path / "out").rglob("*.tfrecord")}
+    before = {path.name: file_identity(path) for path in (tmp_path / "out").rglob("*.tfrecord")}
     for path, content in broken.items():
         path.write_bytes(content)
-    run_retry(config)
-    after = {path.name: path.stat().st_ino for path in (tmp_path / "out").rglob("*.tfrecord")}
-    rewritten = [name for name in after if after[name] != numbers.get(name)]
-    assert len(numbers) > 5
-    assert len(rewritten) == 1
-    assert f"shards: {len(after) - 1} kept, 1 rewritten" in capsys.readouterr().out
+    manifest = run_retry(config)
+    after = {path.name: file_identity(path) for path in (tmp_path / "out").rglob("*.tfrecord")}
+    assert len(before) > 5
+    assert {name: after[name] for name in before} == before  # the one that ended stays for those who read it
+    assert len(after) == len(before) + 1
+    assert [entry.path.rpartition(".")[2] for entry in manifest.retired] == ["tfrecord", "idx"]
+    assert "1 new shards, 1 ended" in capsys.readouterr().out
 
 
 def test_a_file_that_was_replaced_by_one_of_the_same_size_is_read_again(source, tmp_path):
@@ -196,7 +220,7 @@ def test_a_file_that_was_replaced_by_one_of_the_same_size_is_read_again(source, 
     run_build(config)
     one.write_bytes(two.read_bytes())
     run_retry(config)
-    assert_fresh(config, tmp_path)
+    assert_fresh_content(config, tmp_path)
 
 
 def test_the_other_input_of_a_key_takes_its_place(tmp_path):
@@ -209,21 +233,26 @@ def test_the_other_input_of_a_key_takes_its_place(tmp_path):
     assert run_build(config).counts.rejected == {"duplicate_key": 1}
     (tmp_path / "list.csv").write_text("path,label,id\n" + "".join(rows[1:]))
     assert run_retry(config).counts.rejected == {}
-    assert_fresh(config, tmp_path)
+    assert_fresh_content(config, tmp_path)
 
 
-def test_a_new_class_moves_ids_and_only_records_with_moved_ids_are_made_again(source, tmp_path, capsys):
+def test_a_new_class_comes_behind_the_others_and_moves_no_id(source, tmp_path, capsys):
     config = make_config(source, tmp_path / "out", **SETTINGS)
     run_build(config)
-    (source / "cow").mkdir()
-    (source / "cow" / "1.png").write_bytes(encoded(picture(9), "png"))  # cat 0, cow 1, dog 2
+    before = {name: hash_file(tmp_path / "out" / name) for name in shard_names(tmp_path / "out")}
     for path in images(source):
-        if path.parts[-2] == "cat" or path.parts[-3] == "cat":
-            hollow_out(path)
-    manifest = run_retry(config)
-    assert manifest.labels == ("cat", "cow", "dog")
-    assert "tried again: 31 inputs, 31 now written, 0 still rejected" in capsys.readouterr().out
+        hollow_out(path)
+    (source / "cow").mkdir()
+    (source / "cow" / "1.png").write_bytes(encoded(picture(9), "png"))
+    manifest = run_append(config)
+    assert manifest.labels == ("cat", "dog", "cow")
+    assert {name: hash_file(tmp_path / "out" / name) for name in before} == before
+    assert "version 2: 1 inputs added, 0 removed, 0 changed; 1 new shards, 0 ended" in capsys.readouterr().out
     assert verify(tmp_path / "out") == []
+
+
+def shard_names(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.tfrecord"))
 
 
 def test_nothing_to_do_changes_nothing(source, tmp_path, capsys):
@@ -232,8 +261,8 @@ def test_nothing_to_do_changes_nothing(source, tmp_path, capsys):
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*")}
     run_retry(config)
     told = capsys.readouterr().out
-    assert "nothing to retry: no input is rejected, and none was added, changed or removed\n" in told
-    assert told.endswith(f"the dataset in {tmp_path}/out is still what it was\n")
+    assert "nothing to do: no input is rejected, and none was added, changed or removed\n" in told
+    assert told.endswith(f"the dataset in {tmp_path}/out is still what it was: version 1\n")
     after = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*")}
     assert after == before
     break_files(images(source)[:1])
@@ -288,7 +317,7 @@ def test_other_settings_are_refused(change, message, source, tmp_path):
 def run_stub(config: BuildConfig) -> None:
     """Leaves what a build leaves that was cut off before its first shard."""
     folder = BuildFolder(Path(config.output))
-    folder.prepare(overwrite=False)
+    folder.prepare(anew=False)
     Recipe.of(config).save(folder.recipe)
     save_plan(run_plan(config, options=LOCAL), folder.plan)
 
@@ -309,8 +338,10 @@ def test_raised_caps_are_taken_up(source, tmp_path):
     manifest = run_build(make_config(source, tmp_path / "out", max_rejects=3, **low))
     assert manifest.counts.rejected == {"too_many_pixels": 1}
     high = make_config(source, tmp_path / "out", **SETTINGS | {"image": SETTINGS["image"] | {"max_megapixels": 1}})
-    assert run_retry(high).settings["image"]["max_megapixels"] == 1
-    assert_fresh(high, tmp_path)
+    after = run_retry(high)
+    assert after.settings["image"]["max_megapixels"] == 1
+    assert after.history[-1].settings == {"image.max_megapixels": ("0.05", "1.0")}
+    assert_fresh_content(high, tmp_path)
 
 
 def test_outputs_without_a_dataset_are_refused(source, tmp_path):
@@ -375,24 +406,25 @@ def replacement(tmp_path_factory):
 def test_a_replacement_may_be_cut_off_anywhere(replacement, tmp_path):
     _, cut, expected = replacement
     out = tmp_path / "out"
-    complete = steps = 0
+    new = steps = 0
     while True:
         shutil.copytree(cut, out)
         folder = BuildFolder(out)
         with pytest.MonkeyPatch.context() as patch:
             left = Countdown(steps)
-            for name in ("unlink", "rename"):
-                patch.setattr(Path, name, left.before(getattr(Path, name)))
+            patch.setattr(Path, "unlink", left.before(Path.unlink))
+            patch.setattr(os, "replace", left.before(os.replace))
             patch.setattr(shutil, "rmtree", left.before(shutil.rmtree))
             try:
-                folder.publish_next()
+                publish(folder, read_manifest(folder.next.root))
             except KeyboardInterrupt:
                 finished = False
             else:
                 finished = True
-        if (out / "manifest.json").exists():  # complete, old or new, and never a mixture
-            complete += 1
-            assert verify(out) == []
+        # Whichever manifest is in place, every shard that it names is there and whole: its readers see no change.
+        new += read_manifest(out).version == 2
+        damage = [problem for problem in verify(out) if problem.path.endswith((".tfrecord", ".idx"))]
+        assert {problem.message for problem in damage} <= {"is not in the manifest"}
         if finished:
             break
         if folder.ready.exists():
@@ -403,7 +435,7 @@ def test_a_replacement_may_be_cut_off_anywhere(replacement, tmp_path):
     assert files_of(out) == expected
     assert not folder.work.exists()
     assert steps > 15
-    assert complete < steps / 2
+    assert 0 < new < steps
 
 
 class Countdown:
@@ -430,14 +462,10 @@ def test_build_and_retry_finish_an_announced_replacement_first(replacement, tmp_
         folder = BuildFolder(out)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BuildFolder, "finish_publishing", lambda self: None)
-            folder.publish_next()
+            publish(folder, read_manifest(folder.next.root))
         assert folder.ready.exists()
         here = config.model_copy(update={"output": str(out)})
-        if run is run_build:
-            with pytest.raises(UsageError, match="already holds a finished dataset"):
-                run(here)
-        else:
-            run(here)
+        run(here)
         assert files_of(out) == expected
 
 
@@ -466,7 +494,7 @@ def test_rows_of_arrays_columns_and_boxes_are_taken_over(tmp_path):
     manifest = run_retry(config)
     assert manifest.counts.rejected == {}
     assert 0 < manifest.counts.boxes_dropped < 24 == manifest.counts.boxes_dropped + manifest.counts.boxes_kept
-    assert_fresh(config, tmp_path)
+    assert_fresh_content(config, tmp_path)
 
 
 def test_spooled_arrays_are_spooled_again_and_only_what_changed_is_processed(tmp_path, capsys):
@@ -482,8 +510,8 @@ def test_spooled_arrays_are_spooled_again_and_only_what_changed_is_processed(tmp
     np.savez_compressed(tmp_path / "raw" / "set.npz", data=pictures, labels=labels)
     manifest = run_retry(config)
     assert (manifest.counts.written, manifest.counts.rejected) == (30, {})
-    assert "tried again: 1 inputs, 1 now written, 0 still rejected" in capsys.readouterr().out
-    assert_fresh(config, tmp_path)
+    assert "processed now: 1 inputs, 1 written, 0 rejected" in capsys.readouterr().out
+    assert_fresh_content(config, tmp_path)
 
 
 def test_spooled_rows_whose_values_change_are_not_taken_over(tmp_path, capsys):
@@ -495,5 +523,5 @@ def test_spooled_rows_whose_values_change_are_not_taken_over(tmp_path, capsys):
     rows[3] = 1 - rows[3]  # as many bytes as before
     np.savez_compressed(tmp_path / "raw" / "set.npz", data=rows, labels=np.arange(30) % 2)
     run_retry(config)
-    assert "tried again: 1 inputs, 1 now written, 0 still rejected" in capsys.readouterr().out
-    assert_fresh(config, tmp_path)
+    assert "processed now: 1 inputs, 1 written, 0 rejected" in capsys.readouterr().out
+    assert_fresh_content(config, tmp_path)

@@ -1,0 +1,69 @@
+"""What the sources are now, as one number: who finds the same number again finds the same inputs.
+
+The number is a sum, so that it does not matter in which order, or by how many workers, inputs are listed.
+"""
+
+import json
+from pathlib import Path
+
+from pipelines.config import BuildConfig
+from pipelines.layout import BuildFolder
+from pipelines.seen import Identities, digest_of
+from pipelines.sources import list_partition, partition_sources
+from pipelines.sources.base import Partition
+from pipelines.storage import exists, file_stat
+from pipelines.values import InputRef
+from shards.files import write_atomically
+
+_MODULUS = 1 << 64
+
+
+class PartitionDigest:
+    """Adds up the identities of a partition's inputs.
+
+    For a spooled one it is the identity of its file: its inputs could only be known by reading them all. A function
+    is known by its name and arguments alone.
+    """
+
+    def __init__(self, part: Partition, config: BuildConfig) -> None:
+        """Nothing listed yet."""
+        self._identities = None if part.spooled else Identities(config)
+        self.value = stamp(part, config) if part.spooled else 0
+
+    def add(self, ref: InputRef) -> None:
+        """Counts one input."""
+        if self._identities:
+            self.value = (self.value + self._identities.of(ref)) % _MODULUS
+
+
+def stamp(part: Partition, config: BuildConfig) -> int:
+    """The identity of a partition that is not listed: what it is part of, and the size and time of its files."""
+    source = config.all_sources[part.source]
+    files = [tuple(file_stat(path)) for path in (part.path, source.labels_path) if path and exists(path)]
+    return digest_of((*part._replace(number=0), source.model_dump(mode="json"), files))
+
+
+def scan_sources(config: BuildConfig) -> int:
+    """The number of the sources as they are now, from metadata alone."""
+    total = 0
+    for part in partition_sources(config):
+        digest = PartitionDigest(part, config)
+        if not part.spooled:
+            for ref in list_partition(part, config):
+                digest.add(ref)
+        total += digest.value
+    return total % _MODULUS
+
+
+def save_scan(folder: BuildFolder) -> None:
+    """Stores the number that the job's workers have found."""
+    listed = [path.read_text().split() for path in (folder.work / "listing").iterdir()]
+    total = sum(int(digest) for _, digest in listed) % _MODULUS
+    write_atomically(folder.sources, json.dumps({"digest": total}).encode())
+
+
+def load_scan(folder: BuildFolder) -> int | None:
+    """The stored number, if there is one."""
+    if not folder.sources.exists():
+        return None
+    return int(json.loads(Path(folder.sources).read_text())["digest"])
