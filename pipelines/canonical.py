@@ -1,8 +1,9 @@
-"""Gives a SavedModel the same bytes in every process that makes it.
+"""Gives the SavedModel of tf.Transform the same bytes in every process that makes it.
 
-TensorFlow numbers functions, captured tensors and tables by a counter of the process, keeps functions in the order of
-a hash map, and names tables after temporary files. No reader depends on any of it: these names only have to agree
-within the file. Here they are numbered by their place. Knows the messages, not TensorFlow, which takes seconds to load.
+TensorFlow numbers functions, captured tensors and tables by a counter of the process, keeps functions and their nodes
+in the order of memory addresses, and names tables after temporary files. To a reader none of it matters: such names
+need only agree within the file. Here they are numbered by their place. This module knows the messages; TensorFlow,
+which takes seconds to load, is for `transform` alone.
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import Any
 
 Message = Any  # of protobuf; TensorFlow's own come without types
 Names = Mapping[str, str]
-_NUMBERED = re.compile(r"(.+_)(\d+)")
+_NUMBERED = re.compile(r"^(.+_)(\d+)$")
 _TABLE_FILLER = re.compile(r"(\bkey_value_init)\d+")
 
 
@@ -80,11 +81,9 @@ def _number_functions(graph: Message) -> None:
     _rename_saved_functions(graph.object_graph_def, names)
 
 
-def _number(name: str) -> int:
-    found = _NUMBERED.fullmatch(name)
-    if not found:
-        raise ValueError(f"TensorFlow named a function {name!r}, without a number")
-    return int(found[2])
+def _number(name: str) -> tuple[int, str]:
+    found = _NUMBERED.match(name)
+    return (int(found[2]) if found else -1), name
 
 
 def _rename_saved_functions(objects: Message, names: Names) -> None:

@@ -1,14 +1,17 @@
 """tf.Transform's analysis over facts: values, and the plain SavedModel that training and serving load."""
 
 import math
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+import tensorflow_transform as tft
 from conftest import make_config, run_build
 from pictures import write_class_folders
 
@@ -128,6 +131,18 @@ def test_the_graph_loads_without_tensorflow_transform(analysed):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "label 2", done.stderr
+    assert "fingerprint" not in done.stderr.lower()  # there is none, and nobody misses it
+
+
+def test_tensorflow_transform_reads_its_graph_back(analysed):
+    outputs = apply(analysed[1], word=["often", "new"], unit=[19.5])
+    output = tft.TFTransformOutput(str(analysed[1].parent))
+    (specs,), _ = tf.saved_model.load(str(analysed[1])).transform_fn.structured_input_signature
+    inputs = {name: tf.zeros([0, *spec.shape[1:]], spec.dtype) for name, spec in specs.items()}
+    again = output.transform_features_layer()(inputs | {"word": tf.constant(["often", "new"]), "unit": [19.5]})
+    assert again["word"].numpy().tolist() == outputs["word"].numpy().tolist() == [0, 3]
+    assert again["unit"].numpy().tolist() == outputs["unit"].numpy().tolist() == [1]
+    assert output.vocabulary_by_name("word_vocabulary") == [b"often", b"some", b"rare"]
 
 
 def test_the_analysed_splits_define_the_normalisation(tmp_path):
@@ -146,13 +161,15 @@ def test_the_analysed_splits_define_the_normalisation(tmp_path):
     assert outputs[("train",)] != outputs[("test",)] != outputs[("train", "test")]
 
 
+def write_facts(path, values, schema):
+    assert set(values) == set(schema.names)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_table(pa.table([values[name] for name in schema.names], schema=schema))
+
+
 def analyse(path, values, *, config, content=PICTURES, labels=()):
     """The graph of facts with these values, loaded by TensorFlow alone."""
-    schema = facts_schema(config, content)
-    assert set(values) == set(schema.names)
-    table = pa.table([values[name] for name in schema.names], schema=schema)
-    with pa.OSFile(str(path / "facts.arrow"), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        writer.write_table(table)
+    write_facts(path / "facts.arrow", values, facts_schema(config, content))
     options = parse_beam_options([], ours=())
     analyze_facts([path / "facts.arrow"], path, labels=labels, config=config, content=content, options=options)
     return tf.saved_model.load(str(path / "transform_fn"))
@@ -201,3 +218,77 @@ def test_the_number_of_buckets_is_obeyed(buckets, tmp_path):
     )
     outputs = apply(tmp_path / "transform_fn", bucket=[float(n) for n in range(ROWS)])
     assert set(outputs["bucket"].numpy().tolist()) == set(range(buckets))
+
+
+def test_two_graphs_in_one_process_keep_their_labels(analysed, tmp_path):
+    values = {name: [[0.25, 0.5, 0.75]] for name in ("pixel", "pixel_square")} | {"label_name": [[b"dog"]]}
+    other = analyse(tmp_path, values, config=make_config("raw", "out"), labels=["dog", "cat"])
+    assert apply(analysed[1], label_name=["dog", "ape", "cat"])["label"].numpy().tolist() == [2, 0, 1]
+    nothing = {name: tf.zeros([0, 3]) for name in ("pixel", "pixel_square")}
+    labels = other.transform_fn(nothing | {"label_name": tf.constant(["dog", "ape", "cat"])})["label"]
+    assert labels.numpy().tolist() == [0, -1, 1]
+
+
+KINDS = {
+    "columns": (CONFIG, PICTURES),
+    "multi": (make_config("raw", "out", labels={"kind": "multi"}), PICTURES),
+    "none": (make_config("raw", "out", labels={"kind": "none"}), PICTURES),
+    "rows": (make_config("raw", "out", labels={"kind": "regression", "length": 2}), Content(row_length=3)),
+}
+LENGTHS = {"pixel": 3, "pixel_square": 3, "features": 3, "target": 2}
+
+
+def random_column(field, rows, rng):
+    kind = field.type.value_type
+    numbers = rng.normal(0, 50, (rows, LENGTHS.get(field.name, 1)))
+    if kind == pa.binary():
+        return [[b"%d" % number for number in row] for row in numbers.astype(int)]
+    return numbers.astype(kind.to_pandas_dtype()).tolist()
+
+
+def write_random_facts(folder, *, config, content):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(5)
+    rows = 10_000 if config.scalar_columns else 100  # enough for the borders of buckets to depend on their order
+    schema = facts_schema(config, content)
+    for number in range(4):
+        values = {field.name: random_column(field, rows, rng) for field in schema}
+        write_facts(folder / f"train-{number:05d}.arrow", values, schema)
+
+
+def analyse_kinds(facts, output, direction):
+    """Analyses all kinds in this process, from the first kind and file or from the last."""
+    step = int(direction)
+    for kind in list(KINDS)[::step]:
+        config, content = KINDS[kind]
+        files = sorted(Path(facts, kind).iterdir())[::step]
+        Path(output, kind).mkdir(parents=True)
+        options = parse_beam_options([], ours=())
+        analyze_facts(files, Path(output, kind), labels=["0", "7"], config=config, content=content, options=options)
+
+
+def start_analysis(*arguments, seed):
+    code = "import sys, test_transform; test_transform.analyse_kinds(*sys.argv[1:])"
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=environment)
+
+
+def files_of(root):
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_every_process_writes_the_same_bytes(tmp_path):
+    for kind, (config, content) in KINDS.items():
+        write_random_facts(tmp_path / "facts" / kind, config=config, content=content)
+    one, two = tmp_path / "one", tmp_path / "in" / "another" / "place"
+    processes = [
+        start_analysis(tmp_path / "facts", one, 1, seed="1"),
+        start_analysis(tmp_path / "facts", two, -1, seed="2"),
+    ]
+    assert [process.wait(250) for process in processes] == [0, 0]
+    written = files_of(one)
+    assert {name.split("/")[0] for name in written if name.endswith("transform_fn/saved_model.pb")} == set(KINDS)
+    assert {name for name, content in files_of(two).items() if written.get(name) != content} == set()
+    assert files_of(two).keys() == written.keys()
+    assert not [name for name, content in written.items() if str(tmp_path).encode() in content]
