@@ -44,7 +44,7 @@ def analyze_facts(
     """Runs one analysis over the facts files and saves the SavedModel at `output`/transform_fn.
 
     One worker reads all files, in the order of their names: the borders of buckets depend on the order of rows.
-    It takes some two seconds for a million pictures.
+    A million pictures take some two seconds.
     """
     adapter = TensorAdapterConfig(facts_schema(config, content), _tensor_representations(config, content))
     preprocess = partial(preprocess_facts, labels=tuple(labels), config=config)
@@ -69,7 +69,7 @@ def _make_canonical(transform_fn: Path) -> None:
     path = transform_fn / "saved_model.pb"
     path.write_bytes(canonical_bytes(SavedModel.FromString(path.read_bytes())))
     # TensorFlow's checksum of the bytes before, with a random id. Optional to readers; the manifest has a better one.
-    (transform_fn / "fingerprint.pb").unlink()
+    (transform_fn / "fingerprint.pb").unlink(missing_ok=True)
 
 
 def preprocess_facts(inputs: Tensors, *, labels: Sequence[str], config: BuildConfig) -> dict[str, Any]:
