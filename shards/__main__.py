@@ -14,8 +14,15 @@ from shards.example import Values, decode_example
 from shards.manifest import Manifest, SplitEntry, read_manifest
 from shards.records import DamagedRecord, read_records
 from shards.samples import make_sample, show_values
+from shards.verify import Level, amount_of_work
+from shards.verify import verify as find_problems
 
-BYTES_PER_PROCESS = 1_000_000_000  # a few seconds of checking, against half a second to start another process
+QUICKLY_READ_BYTES = 200_000_000  # by one process, before others would have started
+_HOLDS: dict[Level, str] = {
+    "fast": "sizes and indexes hold; records were not read: run without --fast",
+    "full": "every checksum, index and count holds",
+    "decode": "every checksum, index and count holds, every picture can be decoded",
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -32,11 +39,27 @@ def make_parser() -> argparse.ArgumentParser:
         "verify", help="re-read every record and compare everything with the manifest", allow_abbrev=False
     )
     verify.add_argument("directory", metavar="DIR", type=Path)
+    levels = verify.add_mutually_exclusive_group()
+    levels.add_argument(
+        "--fast",
+        dest="level",
+        action="store_const",
+        const="fast",
+        help="check the sizes of all files, and the indexes; read no shard",
+    )
+    levels.add_argument(
+        "--decode",
+        dest="level",
+        action="store_const",
+        const="decode",
+        help="decode every picture too, and compare its size with the record's",
+    )
+    verify.set_defaults(level="full")
     verify.add_argument(
         "--processes",
         type=int,
         metavar="N",
-        help="shards to check at a time (default: one per core, if the data is large)",
+        help="files to check at a time (default: one per core, if the data is large)",
     )
     inspect = commands.add_parser(
         "inspect", help="print splits, classes, features and the first records", allow_abbrev=False
@@ -70,33 +93,38 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def verify(directory: Path, *, processes: int | None) -> int:
+def verify(directory: Path, *, level: Level, processes: int | None) -> int:
     """Prints what is wrong, or that nothing is."""
     if processes is not None and processes < 1:
         raise UsageError(f"--processes {processes} must be at least 1")
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from shards.verify import verify as find_problems
+    from shards.progress import show_progress
 
     manifest = read_manifest(directory)
-    total, count = sum(split.bytes for split in manifest.splits), sum(len(split.shards) for split in manifest.splits)
-    processes = processes or max(1, min(os.cpu_count() or 1, count, total // BYTES_PER_PROCESS))
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("verifying", total=total)
-        problems = find_problems(directory, processes=processes, tick=lambda shard: progress.advance(task, shard.bytes))
+    total = amount_of_work(manifest, level)
+    processes = processes or _choose_processes(total, level)
+    with show_progress(total, "files" if level == "fast" else "MB", sys.stderr) as tick:
+        problems = find_problems(directory, level=level, processes=processes, tick=tick)
     for problem in problems:
         print(problem)
     if problems:
         found = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
         print(f"damaged: {found} in {directory}; restore the files named above or rebuild the dataset")
         return FAILED
-    size = f"{manifest.counts.written:,} records in {count:,} shards ({total / 1e6:,.1f} MB)"
-    print(f"good: {size}, every checksum, index and count holds")
+    _print_good(manifest, directory, level)
+    return DONE
+
+
+def _choose_processes(total: int, level: Level) -> int:
+    is_quick = level == "fast" or (level == "full" and total < QUICKLY_READ_BYTES)
+    return 1 if is_quick else os.cpu_count() or 1
+
+
+def _print_good(manifest: Manifest, directory: Path, level: Level) -> None:
+    shards = [shard for split in manifest.splits for shard in split.shards]
+    size = f"{len(shards):,} shards ({sum(shard.bytes for shard in shards) / 1e6:,.1f} MB)"
+    print(f"good: {manifest.counts.written:,} records in {size}, {_HOLDS[level]}")
     print(f"next: python -m shards inspect {directory} --show 32")
     print(f"  or: python -m trainer train CONFIG --dataset {directory}")
-    return DONE
 
 
 def inspect(directory: Path, *, split: str | None, records: int, show: int, sheet: Path) -> int:

@@ -73,14 +73,15 @@ def decode_example(data: bytes) -> dict[str, Values]:
     try:
         for features in _first(data, 0, len(data)):
             for entry in _first(data, *features):
-                name, values = _read_entry(data, *entry)
+                name, values = read_entry(data, *entry)
                 example[name] = values
     except (IndexError, struct.error, ValueError) as error:
         raise ValueError(f"not a tf.train.Example: {error}") from error
     return example
 
 
-def _read_entry(data: bytes, start: int, end: int) -> tuple[str, Values]:
+def read_entry(data: bytes, start: int, end: int) -> tuple[str, Values]:
+    """The name and the values of the feature at start..end; raises ValueError, IndexError or struct.error."""
     fields = _fields(data, start, end)
     parts = {tag: (first, last) for tag, first, last in fields}
     if len(parts) != len(fields) or not parts.keys() <= {_FIRST, _SECOND}:
@@ -106,7 +107,7 @@ def _values(data: bytes, kind: int, start: int, end: int) -> Values:
 
 def _int64s(data: bytes, position: int, end: int) -> Iterator[int]:
     while position < end:
-        value, position = _read_varint(data, position, longest=10)
+        value, position = read_varint(data, position, longest=10)
         yield value - (value >> 63 << 64)  # the upper half of the 64-bit patterns are the negative numbers
     if position > end:
         raise ValueError("a number is longer than its list")
@@ -126,13 +127,13 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
     while position < end:
         tag, position = data[position], position + 1
         if tag >= 0x80:
-            tag, position = _read_varint(data, position - 1, longest=5)
+            tag, position = read_varint(data, position - 1, longest=5)
         if not 1 << 3 <= tag < 1 << 32:
             raise ValueError(f"no field can have number {tag >> 3}")
         if tag & 7 == _DELIMITED:
             length, start = data[position], position + 1
             if length >= 0x80:
-                length, start = _read_varint(data, position, longest=5)
+                length, start = read_varint(data, position, longest=5)
             position = start + length
         else:
             start, position = position, _scalar_end(data, position, tag & 7)
@@ -144,13 +145,14 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
 
 def _scalar_end(data: bytes, position: int, wire: int) -> int:
     if wire == _VARINT:
-        return _read_varint(data, position, longest=10)[1]
+        return read_varint(data, position, longest=10)[1]
     if wire in (_FIXED32, _FIXED64):
         return position + (4 if wire == _FIXED32 else 8)
     raise ValueError(f"unknown wire type {wire}")
 
 
-def _read_varint(data: bytes, position: int, *, longest: int) -> tuple[int, int]:
+def read_varint(data: bytes, position: int, *, longest: int) -> tuple[int, int]:
+    """The number at a position and the position behind it; raises ValueError or IndexError if there is none."""
     value = 0
     for shift in range(0, 7 * longest, 7):
         byte, position = data[position], position + 1

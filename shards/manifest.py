@@ -187,7 +187,7 @@ class Manifest(_Value):
     def to_json(self) -> str:
         """The text of manifest.json, with its checksum."""
         values = json.loads(self.model_dump_json())
-        return json.dumps(values | {_CHECKSUM: _digest(values)}, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(values | {_CHECKSUM: digest(values)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_manifest(directory: str | Path) -> Manifest:
@@ -223,7 +223,7 @@ def parse_manifest(text: str, *, place: str) -> Manifest:
         raise ShardsmithError(
             f"{place} has format version {version}, this shardsmith reads {FORMAT_VERSION}; rebuild the dataset"
         )
-    if values.pop(_CHECKSUM, None) != _digest(values):
+    if values.pop(_CHECKSUM, None) != digest(values):
         raise _damaged(place, "its content does not match its own sha256")
     try:
         return Manifest.model_validate_json(json.dumps(values), strict=True)
@@ -236,10 +236,10 @@ def _damaged(place: str, problem: str) -> ShardsmithError:
     return ShardsmithError(f"{place} is damaged: {problem}; restore or rebuild the dataset")
 
 
-def _digest(values: dict[str, Any]) -> str:
+def digest(values: dict[str, Any]) -> str:
+    """The sha256 of a JSON object: the same for the same content, however it is indented or ordered."""
     return hashlib.sha256(_canonical(values)).hexdigest()
 
 
 def _canonical(values: dict[str, Any]) -> bytes:
-    """The same bytes for the same content, however it is indented or ordered."""
     return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()

@@ -101,11 +101,11 @@ def _read_body(stream: Readable, header: bytes, record: int, offset: int) -> byt
         raise DamagedRecord(record, offset, "length fails its checksum")
     if length > LONGEST_RECORD:
         raise DamagedRecord(record, offset, f"length {length} is more than an example can have")
-    body = stream.read(length + 4)
-    if len(body) < length + 4:
-        raise DamagedRecord(record, offset, f"file ends {length + 4 - len(body)} bytes before the record does")
-    data = body[:-4]
-    if masked_crc(data) != struct.unpack("<I", body[-4:])[0]:
+    data, data_crc = stream.read(length), stream.read(4)  # apart: a slice of both would copy the record
+    if len(data_crc) < 4:
+        missing = length + 4 - len(data) - len(data_crc)
+        raise DamagedRecord(record, offset, f"file ends {missing} bytes before the record does")
+    if masked_crc(data) != int.from_bytes(data_crc, "little"):
         raise DamagedRecord(record, offset, "data fails its checksum")
     return data
 

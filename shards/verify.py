@@ -1,60 +1,87 @@
-"""Re-reads a whole dataset and says what is damaged: every checksum, count and index line, against the manifest."""
+"""Says what is damaged in a dataset: every file, checksum, count and index line, against the manifest.
 
-import hashlib
-import signal
+There are three levels. `fast` reads the manifest, the indexes and the size of every file; `full` reads every byte;
+`decode` decodes every picture as well.
+"""
+
+import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Literal
 
-from shards.example import Values, decode_example
-from shards.files import hash_file
-from shards.manifest import MANIFEST, FeatureEntry, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
-from shards.records import FRAMING_BYTES, DamagedRecord, parse_index, read_records
+from shards.crew import work_on_all
+from shards.damage import Problem, Report, Tick, check_file, check_shard, check_shard_fast
+from shards.local import LOCAL, SEEN, check_local
+from shards.manifest import MANIFEST, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
+from shards.rules import Rules
 
-Tick = Callable[[ShardEntry], None]
-Extents = list[tuple[int, int]]  # (offset, size) of each record of a shard
+__all__ = ["Level", "Problem", "amount_of_work", "verify"]
 
-_PYTHON_TYPES = {"bytes": bytes, "int64": int, "float": float}
+Level = Literal["fast", "full", "decode"]
+
+_WORK_FOLDER = ".build"  # of a build that is under way: whatever lies there is no part of the dataset
+
+
+def verify(
+    directory: Path, *, level: Level = "full", processes: int = 1, tick: Tick = lambda count: None
+) -> list[Problem]:
+    """Every problem of the dataset; an empty list means that each file is what the build wrote, and holds together.
+
+    `processes` files are checked at a time; `tick` is told how much was done since its last call, in the unit of
+    `amount_of_work`.
+    """
+    manifest = read_manifest(directory)
+    check = _Check(directory, level, Rules(manifest.features, manifest.labels, decode=level == "decode"))
+    reports = iter(work_on_all(check, _listed(manifest), processes=processes, tick=tick))
+    problems = [*_check_text(directory), *_check_counts(manifest)]
+    for split in manifest.splits:
+        problems += _check_split(split, list(islice(reports, len(split.shards))), level)
+    for report in reports:
+        problems += report.problems
+    problems += check_local(directory, fast=level == "fast")
+    return [*problems, *_check_strangers(directory, manifest)]
+
+
+def amount_of_work(manifest: Manifest, level: Level) -> int:
+    """How much there is to check: bytes, or files at level `fast`."""
+    files = _listed(manifest)
+    return len(files) if level == "fast" else sum(entry.bytes for entry in files)
+
+
+def _listed(manifest: Manifest) -> list[FileEntry]:
+    """Everything that the manifest lists; shards first, each of which stands for its index too."""
+    return [*chain.from_iterable(split.shards for split in manifest.splits), *manifest.files]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, and the file it is wrong in."""
+class _Check:
+    """Checks one file of a dataset; can be sent to another process."""
 
-    path: str
-    message: str
+    directory: Path
+    level: Level
+    rules: Rules
 
-    def __str__(self) -> str:
-        """Reads like `train/train-00001.tfrecord: record 3 at byte 120: data fails its checksum`."""
-        return f"{self.path}: {self.message}"
+    def __call__(self, entry: FileEntry, tick: Tick) -> Report:
+        """What is wrong with the file."""
+        if self.level == "fast":
+            tick(1)
+            if isinstance(entry, ShardEntry):
+                return check_shard_fast(self.directory, entry)
+            return Report(tuple(check_file(self.directory, entry, fast=True)))
+        if isinstance(entry, ShardEntry):
+            return check_shard(self.directory, entry, self.rules, tick)
+        return Report(tuple(check_file(self.directory, entry, fast=False, tick=tick)))
 
 
-def verify(directory: Path, *, processes: int = 1, tick: Tick = lambda shard: None) -> list[Problem]:
-    """Every problem of the dataset; an empty list means that each file is what the build wrote, and holds together.
-
-    `processes` shards are checked at a time; `tick` is called after each.
-    """
-    manifest = read_manifest(directory)
-    check = partial(_check_shard, directory, _Rules(features=manifest.features, labels=manifest.labels))
-    problems = list(_check_counts(manifest))
-    reports = _check_shards([shard for split in manifest.splits for shard in split.shards], check, processes=processes)
-    for split in manifest.splits:
-        labels: Counter[str] = Counter()
-        damage: list[Problem] = []
-        for shard in split.shards:
-            report = next(reports)
-            damage += report.problems
-            labels.update(report.labels)
-            tick(shard)
-        problems += damage or _check_labels(split, labels)
-    for entry in (*manifest.files, *manifest.retired):
-        problems += _check_file(directory, entry)
-    return problems + list(_check_strangers(directory, manifest))
+def _check_text(directory: Path) -> Iterator[Problem]:
+    """Its own checksum covers what the manifest says; this covers how, for 1e-05 is 1E-05 with one bit flipped."""
+    content = (directory / MANIFEST).read_bytes()
+    if content != (json.dumps(json.loads(content), indent=1, ensure_ascii=False) + "\n").encode():
+        yield Problem(MANIFEST, "is not spelled as a build writes it, though what it says is right: damaged or edited?")
 
 
 def _check_counts(manifest: Manifest) -> Iterator[Problem]:
@@ -73,178 +100,33 @@ def _check_counts(manifest: Manifest) -> Iterator[Problem]:
             yield Problem(MANIFEST, f"split {split.name!r} has {split.records} records, its sources have {accounted}")
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """What the manifest promises of every record: the values of each feature, and label ids with their names."""
-
-    features: Sequence[FeatureEntry]
-    labels: Sequence[str]
-
-    def labels_of(self, record: bytes) -> list[str]:
-        """The names of the record's labels; raises ValueError if the record breaks a rule."""
-        example = decode_example(record)
-        for feature in self.features:
-            _check_values(feature, example.get(feature.name))
-        self._check_boxes(example)
-        numbers, names = example.get("label", []), example.get("label_name", [])
-        if len(numbers) != len(names):
-            raise ValueError(f"{len(numbers)} labels have {len(names)} names")
-        return [self._named(number, name) for number, name in zip(numbers, names, strict=True)]
-
-    def _check_boxes(self, example: Mapping[str, Values]) -> None:
-        """Boxes are four fractions each, and every feature per box has a value for each."""
-        if not any(feature.per == "box" for feature in self.features):
-            return
-        count, rest = divmod(len(example["boxes"]), 4)
-        if rest:
-            raise ValueError(f"feature 'boxes' has {4 * count + rest} values, which are no boxes of four")
-        for number in range(count):
-            top, left, bottom, right = (float(side) for side in example["boxes"][4 * number : 4 * number + 4])
-            if not (0 <= top < bottom <= 1 and 0 <= left < right <= 1):
-                raise ValueError(f"box {number} is {top:g}, {left:g}, {bottom:g}, {right:g}: not inside the picture")
-        for feature in self.features:
-            if feature.per == "box" and feature.name != "boxes" and len(example[feature.name]) != count:
-                raise ValueError(f"feature {feature.name!r} has {len(example[feature.name])} values for {count} boxes")
-
-    def _named(self, number: object, name: object) -> str:
-        assert isinstance(number, int), "checked with the features"
-        assert isinstance(name, bytes), "checked with the features"
-        if not 0 <= number < len(self.labels) or self.labels[number].encode() != name:
-            raise ValueError(f"label {number} is not {name.decode('utf-8', 'backslashreplace')!r}")
-        return self.labels[number]
-
-
-def _check_values(feature: FeatureEntry, values: Values | None) -> None:
-    wanted = (
-        f"one {feature.type} value" if feature.length == 1 else f"{feature.length or 'a list of'} {feature.type} values"
-    )
-    if values is None or (feature.length is not None and len(values) != feature.length):
-        raise ValueError(f"feature {feature.name!r} is not {wanted}")
-    if not all(isinstance(value, _PYTHON_TYPES[feature.type]) for value in values):
-        raise ValueError(f"feature {feature.name!r} is not {wanted}")
-
-
-def _check_labels(split: SplitEntry, labels: Counter[str]) -> Iterator[Problem]:
-    if dict(labels) != split.labels:
+def _check_split(split: SplitEntry, reports: Sequence[Report], level: Level) -> Iterator[Problem]:
+    """The problems of its shards; if there are none, what its records are called is held against the manifest."""
+    yield from chain.from_iterable(report.problems for report in reports)
+    labels: Counter[str] = Counter()
+    for report in reports:
+        labels.update(report.labels)
+    is_read = level != "fast" and not any(report.problems for report in reports)
+    if is_read and dict(labels) != split.labels:
         yield Problem(MANIFEST, f"split {split.name!r} lists labels {split.labels}, its records have {dict(labels)}")
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What reading one shard showed."""
-
-    problems: list[Problem]
-    labels: Counter[str]
-
-
-def _check_shards(
-    shards: Sequence[ShardEntry], check: Callable[[ShardEntry], _Report], *, processes: int
-) -> Iterator[_Report]:
-    """The reports in the order of the shards."""
-    if processes == 1:
-        yield from map(check, shards)
-        return
-    # Spawned, because forking is not safe beside the thread of a progress bar.
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_ignore_interrupt) as pool:
-        yield from pool.map(check, shards)
-
-
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to handle, without a traceback from each child
-
-
-def _check_shard(directory: Path, rules: _Rules, shard: ShardEntry) -> _Report:
-    report, extents = _Report([], Counter()), Extents()
-    report.problems.extend(_check_records(directory, shard, rules, report.labels, extents))
-    report.problems.extend(_check_index(directory, shard, None if report.problems else extents))
-    return report
-
-
-def _check_records(
-    directory: Path, shard: ShardEntry, rules: _Rules, labels: Counter[str], extents: Extents
-) -> Iterator[Problem]:
-    """Reads a shard; adds to `labels` what its records are, and to `extents` where they lie."""
-    try:
-        with (directory / shard.path).open("rb") as stream:
-            hashed = _HashingStream(stream)
-            for offset, record in read_records(hashed):
-                try:
-                    labels.update(rules.labels_of(record))
-                except ValueError as error:
-                    yield Problem(shard.path, f"record {len(extents)} at byte {offset}: {error}")
-                extents.append((offset, len(record) + FRAMING_BYTES))
-    except FileNotFoundError:
-        yield Problem(shard.path, "the shard is missing")
-    except OSError as error:
-        yield Problem(shard.path, f"cannot be read: {error.strerror}")
-    except DamagedRecord as damage:
-        yield Problem(shard.path, str(damage))
-    else:
-        if (len(extents), hashed.bytes) != (shard.records, shard.bytes):
-            said = f"{shard.records} in {shard.bytes}"
-            yield Problem(shard.path, f"has {len(extents)} records in {hashed.bytes} bytes, the manifest says {said}")
-        elif hashed.sha256() != shard.sha256:
-            yield Problem(
-                shard.path, "sha256 differs from the manifest's, though every record is intact: replaced file?"
-            )
-
-
-class _HashingStream:
-    """Hashes what is read, so that a shard is read once for its records and its sha256."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._hash = stream, hashlib.sha256()
-        self.bytes = 0
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        self._hash.update(data)
-        self.bytes += len(data)
-        return data
-
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
-
-def _check_index(directory: Path, shard: ShardEntry, extents: Extents | None) -> Iterator[Problem]:
-    """Checks the index itself and, if the shard could be read, against where its records lie."""
-    try:
-        content = (directory / shard.index).read_bytes()
-        listed = [(offset, size) for offset, size in parse_index(content).tolist()]
-    except FileNotFoundError:
-        yield Problem(shard.index, "the index is missing")
-    except OSError as error:
-        yield Problem(shard.index, f"cannot be read: {error.strerror}")
-    except ValueError as error:
-        yield Problem(shard.index, f"not an index: {error}")
-    else:
-        if extents is not None and len(listed) != len(extents):
-            yield Problem(shard.index, f"lists {len(listed)} records, the shard has {len(extents)}")
-        elif extents is not None and listed != extents:
-            number = next(n for n, (found, extent) in enumerate(zip(listed, extents, strict=True)) if found != extent)
-            said = "record {} is listed at byte {} with {} bytes, the shard has it at byte {} with {}"
-            yield Problem(shard.index, said.format(number, *listed[number], *extents[number]))
-        elif hashlib.sha256(content).hexdigest() != shard.index_sha256:
-            yield Problem(shard.index, "sha256 differs from the manifest's")
-
-
-def _check_file(directory: Path, entry: FileEntry) -> Iterator[Problem]:
-    try:
-        size = (directory / entry.path).stat().st_size
-        if size != entry.bytes:
-            yield Problem(entry.path, f"has {size} bytes, the manifest says {entry.bytes}")
-        elif hash_file(directory / entry.path) != entry.sha256:
-            yield Problem(entry.path, "sha256 differs from the manifest's")
-    except FileNotFoundError:
-        yield Problem(entry.path, "the file is missing")
-    except OSError as error:
-        yield Problem(entry.path, f"cannot be read: {error.strerror}")
-
-
 def _check_strangers(directory: Path, manifest: Manifest) -> Iterator[Problem]:
-    """Shards that the manifest does not know would be read by whoever reads by a glob."""
-    known = {shard.path for split in manifest.splits for shard in split.shards} | {e.path for e in manifest.retired}
-    for path in sorted(directory.glob("*/*.tfrecord")):
-        name = path.relative_to(directory).as_posix()
-        if name not in known:
-            yield Problem(name, "is not in the manifest")
+    """What belongs to no dataset: a stranger among the shards would be read by whoever reads by a glob."""
+    known = {MANIFEST, LOCAL, *(entry.path for entry in _listed(manifest))}
+    known |= {shard.index for split in manifest.splits for shard in split.shards}
+    for name, problem in sorted(_walk(directory)):
+        if name not in known and not name.startswith(f"{SEEN}/"):
+            yield Problem(name, problem or "is not in the manifest")
+
+
+def _walk(directory: Path) -> Iterator[tuple[str, str]]:
+    """Every file, and every folder that cannot be read, with why not."""
+    errors: list[OSError] = []
+    for folder, folders, files in os.walk(directory, onerror=errors.append):
+        here = Path(folder).relative_to(directory)
+        links = [name for name in folders if (directory / here / name).is_symlink()]
+        folders[:] = [name for name in folders if (here / name).as_posix() != _WORK_FOLDER]
+        yield from (((here / name).as_posix(), "") for name in [*files, *links])
+    for error in errors:
+        yield Path(error.filename).relative_to(directory).as_posix(), f"cannot be read: {error.strerror}"

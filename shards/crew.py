@@ -1,0 +1,120 @@
+"""Does a piece of work for every file of a manifest, on several cores."""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
+
+from shards.damage import Report, Tick
+from shards.errors import ShardsmithError
+from shards.manifest import FileEntry
+
+Work = Callable[[FileEntry, Tick], Report]
+Batch = list[tuple[int, FileEntry]]  # each with its place in the order
+
+_BATCH_BYTES, _BATCH_ENTRIES = 16_000_000, 200  # to hand over work costs as much as to read a hundred kilobytes
+_POLL_SECONDS = 0.2
+
+
+def work_on_all(work: Work, entries: Sequence[FileEntry], *, processes: int, tick: Tick) -> list[Report]:
+    """The reports in the order of the entries; `work` is sent to other processes if there are to be several."""
+    batches = make_batches(entries)
+    if processes == 1 or len(batches) < 2:
+        return [work(entry, tick) for entry in entries]
+    reports: dict[int, Report] = {}
+    for batch in _share_out(work, batches, processes=processes, tick=tick):
+        reports.update(batch)
+    return [reports[place] for place in range(len(entries))]
+
+
+def make_batches(entries: Sequence[FileEntry]) -> list[Batch]:
+    """Shares of work, the largest files first, so that no core ends up alone with one."""
+    batches: list[Batch] = []
+    room = 0
+    for place, entry in sorted(enumerate(entries), key=lambda item: -item[1].bytes):
+        if room <= 0 or len(batches[-1]) == _BATCH_ENTRIES:
+            batches.append([])
+            room = _BATCH_BYTES
+        batches[-1].append((place, entry))
+        room -= entry.bytes
+    return batches
+
+
+def _share_out(
+    work: Work, batches: Sequence[Batch], *, processes: int, tick: Tick
+) -> Iterator[list[tuple[int, Report]]]:
+    context = get_context("spawn")  # forking is not safe beside the threads of whoever calls
+    done, stop = context.Value("Q", 0), context.Event()
+    with ProcessPoolExecutor(
+        min(processes, len(batches)), context, initializer=_start, initargs=(work, done, stop)
+    ) as pool:
+        try:
+            with _interrupts_held():  # for good in the children: Ctrl-C is the parent's to handle
+                futures = [pool.submit(_work_on, batch) for batch in batches]
+            for future in futures:
+                _follow(future, done, tick)
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise ShardsmithError(
+                "a process that checked files was killed, perhaps for want of memory; try --processes 1"
+            ) from error
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _follow(future: "Future[list[tuple[int, Report]]]", done: "Synchronized[int]", tick: Tick) -> None:
+    """Waits for a future and tells `tick` meanwhile of the work that all processes do."""
+    while True:
+        is_pending = wait([future], timeout=_POLL_SECONDS).not_done
+        with done.get_lock():
+            count, done.value = done.value, 0
+        tick(count)
+        if not is_pending:
+            return
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Stopped(Exception):
+    """Nobody waits for the result any more."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """What a process of the crew has at hand."""
+
+    work: Work
+    done: "Synchronized[int]"
+    stop: Event
+
+    def count(self, amount: int) -> None:
+        """Adds to the work that was done."""
+        if self.stop.is_set():
+            raise _Stopped
+        with self.done.get_lock():
+            self.done.value += amount
+
+
+_here: list[_Worker] = []  # one, in a process of the crew
+
+
+def _start(work: Work, done: "Synchronized[int]", stop: Event) -> None:
+    _here.append(_Worker(work, done, stop))
+
+
+def _work_on(batch: Batch) -> list[tuple[int, Report]]:
+    (worker,) = _here
+    return [(place, worker.work(entry, worker.count)) for place, entry in batch]
