@@ -111,7 +111,9 @@ def check_shard(root: Path, shard: ShardEntry, rules: Rules, tick: Tick) -> Repo
 
 def check_shard_fast(root: Path, shard: ShardEntry) -> Report:
     """Checks the size of a shard, and its index against it, without reading the shard."""
-    return Report((*check_file(root, shard, fast=True, what="shard"), *_check_index(root, shard, partial(_compare_entry, shard))))
+    problems = [*check_file(root, shard, fast=True, what="shard")]
+    problems += _check_index(root, shard, partial(_compare_entry, shard))
+    return Report(tuple(problems))
 
 
 def _check_records(

@@ -23,6 +23,7 @@ __all__ = ["Level", "Problem", "amount_of_work", "verify"]
 
 Level = Literal["fast", "full", "decode"]
 
+_LAST_WITHOUT_LOCAL = 2  # the last format version whose datasets have no list of machine-local files
 _WORK_FOLDER = ".build"  # of a build that is under way: whatever lies there is no part of the dataset
 
 
@@ -42,7 +43,8 @@ def verify(
         problems += _check_split(split, list(islice(reports, len(split.shards))), level)
     for report in reports:
         problems += report.problems
-    problems += check_local(directory, fast=level == "fast")
+    if manifest.format_version > _LAST_WITHOUT_LOCAL or (directory / LOCAL).exists():
+        problems += check_local(directory, fast=level == "fast")
     return [*problems, *_check_strangers(directory, manifest)]
 
 

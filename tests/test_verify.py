@@ -1,21 +1,26 @@
 """Verification: a good dataset is good, and every kind of damage is found and named."""
 
+import errno
 import math
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Built
 from hypothesis import given
 from hypothesis import strategies as st
 from shards_data import (
-    SPLITS,
+    brief,
     change_manifest,
     change_split,
     features,
     flip_bit,
     make_counts,
+    png,
     thorough,
     write_dataset,
     write_records,
@@ -24,9 +29,10 @@ from shards_data import (
 
 from shards.errors import ShardsmithError
 from shards.example import encode_example
-from shards.manifest import Counts, FeatureEntry, FileEntry, ShardEntry, read_manifest
+from shards.local import LOCAL, local_files, write_local
+from shards.manifest import MANIFEST, Counts, FeatureEntry, FileEntry, read_manifest
 from shards.records import read_index, read_records
-from shards.verify import Problem, verify
+from shards.verify import Level, Problem, amount_of_work, verify
 
 FIRST = "train/train-00000.tfrecord"
 FIRST_INDEX = "train/train-00000.idx"
@@ -72,22 +78,31 @@ def test_empty_splits_and_shards_are_good(tmp_path: Path, splits: dict[str, tupl
     assert verify(tmp_path) == []
 
 
-def test_each_shard_is_reported_when_it_is_done(dataset: Path) -> None:
-    seen: list[ShardEntry] = []
-    verify(dataset, tick=seen.append)
-    assert [shard.path for shard in seen] == [
-        f"{name}/{name}-{number:05}.tfrecord" for name, sizes in SPLITS.items() for number in range(len(sizes))
-    ]
+@pytest.mark.parametrize("level", ["fast", "full", "decode"])
+def test_all_work_is_reported_as_it_is_done(dataset: Path, level: Level) -> None:
+    done: list[int] = []
+    assert verify(dataset, level=level, tick=done.append) == []
+    assert sum(done) == amount_of_work(read_manifest(dataset), level)
+    assert len(done) >= 6, "four shards and two other files"
 
 
-def test_several_processes_find_the_same_in_the_same_order(dataset: Path) -> None:
+def test_work_inside_of_a_large_shard_is_reported_too(dataset: Path) -> None:
+    rewrite_train(dataset, [features(number, image=bytes(900_000)) for number in range(4)])
+    done: list[int] = []
+    assert verify(dataset, tick=done.append) == []
+    assert sum(done) > 3_600_000
+    assert max(done) <= 2**20
+
+
+def test_several_processes_find_the_same_in_the_same_order(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.crew._BATCH_BYTES", 1)
     flip_bit(dataset / FIRST, 100)
     (dataset / "test/test-00000.idx").unlink()
     found = messages(dataset)
     assert len(found) == 2
-    seen: list[ShardEntry] = []
-    assert [str(problem) for problem in verify(dataset, processes=2, tick=seen.append)] == found
-    assert len(seen) == 4
+    done: list[int] = []
+    assert [str(problem) for problem in verify(dataset, processes=2, tick=done.append)] == found
+    assert sum(done) == amount_of_work(read_manifest(dataset), "full")
 
 
 def test_a_flipped_bit_in_a_shard_names_file_and_record(dataset: Path) -> None:
@@ -149,12 +164,9 @@ def test_a_missing_file_is_found(dataset: Path, path: str, message: str) -> None
 
 @pytest.mark.parametrize("path", [FIRST, FIRST_INDEX, "schema.pbtxt"])
 def test_a_file_that_cannot_be_read_is_found(dataset: Path, path: str) -> None:
-    size = (dataset / path).stat().st_size
     (dataset / path).unlink()
     (dataset / path).mkdir()
-    (problem,) = verify(dataset)
-    assert problem.path == path
-    assert problem.message == "cannot be read: Is a directory" or problem.message.endswith(f"manifest says {size}")
+    assert messages(dataset) == [f"{path}: cannot be read: Is a directory"]
 
 
 def test_all_damage_is_listed_not_only_the_first(dataset: Path) -> None:
@@ -172,7 +184,10 @@ def test_all_damage_is_listed_not_only_the_first(dataset: Path) -> None:
 
 def test_a_shard_that_the_manifest_does_not_know_is_found(dataset: Path) -> None:
     write_records(dataset / "train/train-00003.tfrecord", [])
-    assert messages(dataset) == ["train/train-00003.tfrecord: is not in the manifest"]
+    assert messages(dataset) == [
+        "train/train-00003.idx: is not in the manifest",
+        "train/train-00003.tfrecord: is not in the manifest",
+    ]
 
 
 def test_records_in_another_order_are_found(dataset: Path) -> None:
@@ -379,7 +394,8 @@ def test_a_wrong_accounting_is_found(dataset: Path, counts: Counts, found: list[
 
 
 def test_a_file_in_the_manifest_that_was_never_written_is_found(dataset: Path) -> None:
-    change_manifest(dataset, files=(FileEntry(path="report.html", bytes=1, sha256="0"),))
+    files = (*read_manifest(dataset).files, FileEntry(path="report.html", bytes=1, sha256="0"))
+    change_manifest(dataset, files=files)
     assert messages(dataset) == ["report.html: the file is missing"]
 
 
@@ -390,35 +406,225 @@ def test_an_incomplete_dataset_is_refused(dataset: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("untouched")
-    write_dataset(directory)
-    return directory
+def untouched(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of what the real pipeline made, with a list of its machine-local files."""
+    directory = tmp_path_factory.mktemp("untouched") / "dataset"
+    shutil.copytree(built.root, directory)
+    write_local(directory, [directory / path for path in local_files(directory)])
+    assert verify(directory) == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shards.verify._LAST_WITHOUT_LOCAL", 0)
+        yield directory
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def test_the_real_dataset_has_every_kind_of_file(untouched: Path) -> None:
+    names = {path.relative_to(untouched).as_posix() for path in files_of(untouched)}
+    assert {"manifest.json", "report.html", "schema.pbtxt", "state/plan.json", LOCAL} <= names
+    folders = {name.partition("/")[0] if "/seen/" not in name else "seen" for name in names if "/" in name}
+    assert folders == {"train", "validation", "transform_fn", "rejected", "state", "seen"}
+
+
+@contextmanager
+def changed(*paths: Path) -> Iterator[None]:
+    """Puts files back when the block ends."""
+    contents = [path.read_bytes() for path in paths]
+    try:
+        yield
+    finally:
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+
+
+def cut(path: Path, place: int) -> None:
+    path.write_bytes(path.read_bytes()[: place % path.stat().st_size])
+
+
+def append(path: Path, place: int) -> None:
+    path.write_bytes(path.read_bytes() + bytes((place % 256,)))
+
+
+def delete(path: Path, _: int) -> None:
+    path.unlink()
 
 
 @thorough
-@given(st.data())
-def test_any_flipped_bit_in_any_file_is_found(untouched: Path, draw: st.DataObject) -> None:
-    files = sorted(path for path in untouched.rglob("*") if path.is_file() and path.stat().st_size)
+@given(st.data(), st.sampled_from([flip_bit, flip_bit, flip_bit, cut, append, delete]), st.integers(0, 2**30))
+def test_any_damage_to_any_file_is_found_and_named(
+    untouched: Path, draw: st.DataObject, damage: Callable[[Path, int], None], place: int
+) -> None:
+    # By folder first: else nearly every example would go to the many small files in state.
+    folder = draw.draw(st.sampled_from(sorted({path.parent for path in files_of(untouched)})))
+    files = [path for path in files_of(untouched) if path.parent == folder and path.stat().st_size]
     path = draw.draw(st.sampled_from(files))
-    bit = draw.draw(st.integers(0, 8 * path.stat().st_size - 1))
-    content = path.read_bytes()
-    flip_bit(path, bit)
-    try:
-        check = refused if path.name == "manifest.json" else found_in
+    with changed(path):
+        damage(path, place)
+        check = refused if path.name == MANIFEST and not spelled_otherwise(path) else found_in
         check(untouched, path)
-    finally:
-        path.write_bytes(content)
+    assert verify(untouched, level="fast") == []
+
+
+def spelled_otherwise(manifest: Path) -> bool:
+    """Whether the manifest still says the same."""
+    try:
+        read_manifest(manifest.parent)
+    except ShardsmithError:
+        return False
+    return True
 
 
 def refused(directory: Path, _: Path) -> None:
-    with pytest.raises(ShardsmithError, match=r"manifest\.json (is damaged|cannot be read|has format version)"):
+    with pytest.raises(ShardsmithError, match=r"manifest(\.json (is damaged|cannot be read|has format version)|:)"):
         verify(directory)
 
 
 def found_in(directory: Path, path: Path) -> None:
     problems = verify(directory)
     assert {problem.path for problem in problems} == {path.relative_to(directory).as_posix()}
+
+
+@brief
+@given(st.data())
+def test_two_swapped_shards_are_found_and_named(untouched: Path, draw: st.DataObject) -> None:
+    shards = [untouched / shard.path for split in read_manifest(untouched).splits for shard in split.shards]
+    one, other = draw.draw(st.lists(st.sampled_from(shards), min_size=2, max_size=2, unique=True))
+    with changed(one, other):
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+        shards_named = {problem.path for problem in verify(untouched)} - {MANIFEST}
+        assert {path.removesuffix(".idx").removesuffix(".tfrecord") for path in shards_named} == {
+            path.relative_to(untouched).with_suffix("").as_posix() for path in (one, other)
+        }
+
+
+@pytest.mark.parametrize(("letter", "spelling"), [(b"1e-05", b"1E-05"), (b"\\u001b", b"\\u001B")])
+def test_a_flipped_bit_that_changes_only_the_spelling_of_the_manifest_is_found(
+    dataset: Path, letter: bytes, spelling: bytes
+) -> None:
+    change_manifest(dataset, settings={"rate": 1e-05, "text": "\x1b"})
+    content = (dataset / MANIFEST).read_bytes()
+    assert content.count(letter) == 1
+    (dataset / MANIFEST).write_bytes(content.replace(letter, spelling))
+    assert messages(dataset) == [
+        "manifest.json: is not spelled as a build writes it, though what it says is right: damaged or edited?"
+    ]
+
+
+@pytest.mark.parametrize("level", ["fast", "full"])
+def test_files_that_belong_to_no_dataset_are_found_anywhere_but_in_the_work_folder(dataset: Path, level: Level) -> None:
+    for name in ("notes.txt", "state/old.json", ".hidden/x", "train/.build/x", ".build/next/manifest.json", ".build/x"):
+        (dataset / name).parent.mkdir(parents=True, exist_ok=True)
+        (dataset / name).write_bytes(b"")
+    (dataset / "empty").mkdir()
+    (dataset / "elsewhere").symlink_to(dataset / "train")
+    assert [str(problem) for problem in verify(dataset, level=level)] == [
+        f"{name}: is not in the manifest"
+        for name in (".hidden/x", "elsewhere", "notes.txt", "state/old.json", "train/.build/x")
+    ]
+
+
+def test_a_folder_that_cannot_be_listed_is_found(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (dataset / "locked").mkdir()
+    scan = os.scandir
+
+    def refuse(path: str) -> Any:  # permissions do not stop root
+        if Path(path).name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert messages(dataset) == ["locked: cannot be read: Permission denied"]
+
+
+def test_machine_local_files_are_held_against_their_list(dataset: Path) -> None:
+    seen = dataset / "state/seen/train-00000.arrow"
+    seen.parent.mkdir(parents=True)
+    seen.write_bytes(b"times")
+    write_local(dataset, [seen])
+    assert verify(dataset) == []
+    flip_bit(seen, 3)
+    assert verify(dataset, level="fast") == []
+    assert messages(dataset) == ["state/seen/train-00000.arrow: sha256 differs from that in state/local.json"]
+    shutil.rmtree(dataset / "state")
+    assert verify(dataset) == []
+
+
+def fast_messages(dataset: Path) -> list[str]:
+    return [str(problem) for problem in verify(dataset, level="fast")]
+
+
+def test_a_fast_check_reads_no_shard(dataset: Path) -> None:
+    flip_bit(dataset / FIRST, 1000)
+    flip_bit(dataset / "schema.pbtxt", 3)
+    assert fast_messages(dataset) == []
+    assert len(messages(dataset)) == 2
+
+
+def test_a_fast_check_finds_what_sizes_and_indexes_show(dataset: Path) -> None:
+    size = (dataset / FIRST).stat().st_size
+    append(dataset / FIRST, 0)
+    shutil.copy(dataset / "train/train-00002.idx", dataset / FIRST_INDEX)
+    (dataset / "train/train-00002.tfrecord").unlink()
+    (dataset / "train/train-00002.idx").unlink()
+    flip_bit(dataset / "test/test-00000.idx", 0)
+    cut(dataset / "schema.pbtxt", 3)
+    third = read_manifest(dataset).splits[0].shards[2].bytes
+    assert fast_messages(dataset) == [
+        f"{FIRST}: has {size + 1} bytes, the manifest says {size}",
+        f"{FIRST_INDEX}: lists 2 records in {third} bytes, the manifest says 3 in {size}",
+        "train/train-00002.tfrecord: the shard is missing",
+        "train/train-00002.idx: the index is missing",
+        "test/test-00000.idx: not an index: record 0 is listed at byte 1 with 232 bytes; "
+        "it must begin at byte 0 and have at least 16",
+        "schema.pbtxt: has 3 bytes, the manifest says 26",
+    ]
+
+
+def test_a_fast_check_holds_an_index_against_its_checksum(dataset: Path) -> None:
+    rows = read_index(dataset / FIRST_INDEX)
+    first, second, third = rows[:, 1].tolist()
+    assert first != second
+    (dataset / FIRST_INDEX).write_text(f"0 {second}\n{second} {first}\n{first + second} {third}\n")
+    assert fast_messages(dataset) == [f"{FIRST_INDEX}: sha256 differs from the manifest's"]
+
+
+def test_a_fast_check_adds_up_what_the_manifest_says(dataset: Path) -> None:
+    change_split(dataset, 0, records=4)
+    assert [message.partition(":")[0] for message in fast_messages(dataset)] == ["manifest.json"] * 3
+
+
+def decode_messages(dataset: Path) -> list[str]:
+    return [str(problem) for problem in verify(dataset, level="decode")]
+
+
+def test_decoding_finds_nothing_wrong_with_whole_pictures(dataset: Path, untouched: Path) -> None:
+    assert decode_messages(dataset) == []
+    assert decode_messages(untouched) == []
+
+
+def test_only_decoding_finds_a_picture_that_is_none(dataset: Path) -> None:
+    whole = png((1, 2, 3), (40, 30))
+    rewrite_train(dataset, [features(0), features(1, image=b"no picture"), features(2, image=whole[:60])])
+    assert messages(dataset) == []
+    first, second = decode_messages(dataset)
+    assert first.startswith(f"{FIRST}: record 1 at byte ")
+    assert first.endswith(": the picture cannot be decoded: not a JPEG file")
+    assert ": the picture cannot be decoded: " in second
+
+
+def test_only_decoding_finds_a_picture_of_another_size(dataset: Path) -> None:
+    rewrite_train(dataset, [features(0, image=png((1, 2, 3), (7, 5)))])
+    assert messages(dataset) == []
+    assert decode_messages(dataset) == [f"{FIRST}: record 0 at byte 0: the picture is 7x5, the record says 6x4"]
+
+
+def test_decoding_needs_no_pictures(dataset: Path) -> None:
+    change_manifest(dataset, features=(FeatureEntry(name="key", type="bytes", description="the key"),))
+    assert decode_messages(dataset) == []
 
 
 def test_a_problem_reads_like_a_line_of_a_compiler() -> None:
