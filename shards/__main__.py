@@ -101,7 +101,7 @@ def verify(directory: Path, *, level: Level, processes: int | None) -> int:
 
     manifest = read_manifest(directory)
     total = amount_of_work(manifest, level)
-    processes = processes or _choose_processes(total, level)
+    processes = processes or choose_processes(total, level)
     with show_progress(total, "files" if level == "fast" else "MB", sys.stderr) as tick:
         problems = find_problems(directory, level=level, processes=processes, tick=tick)
     for problem in problems:
@@ -114,7 +114,8 @@ def verify(directory: Path, *, level: Level, processes: int | None) -> int:
     return DONE
 
 
-def _choose_processes(total: int, level: Level) -> int:
+def choose_processes(total: int, level: Level) -> int:
+    """One per core, unless one alone has done so much work before others would have started."""
     is_quick = level == "fast" or (level == "full" and total < QUICKLY_READ_BYTES)
     return 1 if is_quick else os.cpu_count() or 1
 

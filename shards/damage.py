@@ -124,7 +124,8 @@ def _check_records(
         with HashedFile(root / shard.path, tick) as file:
             for offset, record in read_records(file.buffered()):
                 try:
-                    labels.update(rules.labels_of(record))
+                    for label in rules.labels_of(record):
+                        labels[label] += 1
                 except ValueError as error:
                     yield Problem(shard.path, f"record {len(sizes)} at byte {offset}: {error}")
                 sizes.append(len(record) + FRAMING_BYTES)

@@ -15,6 +15,7 @@ class Rules:
     def __init__(self, features: Sequence[FeatureEntry], labels: Sequence[str], *, decode: bool) -> None:
         """With `decode`, the picture of each record must be one, of the size that the record says."""
         self._features, self._labels = features, labels
+        self._names = [label.encode() for label in labels]
         self._per_box = [feature.name for feature in features if feature.per == "box" and feature.name != "boxes"]
         self._has_boxes = any(feature.per == "box" for feature in features)
         self._has_picture = decode and any(feature.name == "image" for feature in features)
@@ -52,7 +53,7 @@ class Rules:
     def _named(self, number: object, name: object) -> str:
         assert isinstance(number, int), "checked with the features"
         assert isinstance(name, bytes), "checked with the features"
-        if not 0 <= number < len(self._labels) or self._labels[number].encode() != name:
+        if not 0 <= number < len(self._labels) or self._names[number] != name:
             raise ValueError(f"label {number} is not {name.decode('utf-8', 'backslashreplace')!r}")
         return self._labels[number]
 

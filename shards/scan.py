@@ -31,13 +31,13 @@ class Scanner:
         """The values by name, all as promised; None if the record is written in another way or breaks a promise."""
         example: dict[str, Values] = {}
         try:
-            position, end = _enter(record, 0, len(record), _FEATURES), len(record)
+            position, end = _extent(record, 0, _FEATURES)
             for piece in self._pieces:
                 start, position = _extent(record, position, _ENTRY)
                 piece.read(record, start, position, example)
         except (IndexError, ValueError, struct.error):
             return None
-        return example if position == end else None
+        return example if position == end == len(record) else None
 
 
 class _Blob:
@@ -53,7 +53,9 @@ class _Blob:
             raise ValueError("another feature")
         start += len(self._name)
         for tag in (_FEATURE, _BYTES_LIST, _VALUE):
-            start = _enter(record, start, end, tag)
+            start, stop = _extent(record, start, tag)
+            if stop != end:
+                raise ValueError("another length")
 
 
 class _Entries:
@@ -83,14 +85,6 @@ class _Entries:
 
 def _is_blob(feature: FeatureEntry) -> bool:
     return feature.type == "bytes" and feature.length == 1 and len(feature.name.encode()) < 0x80
-
-
-def _enter(record: bytes, position: int, end: int, tag: int) -> int:
-    """Where the content of a field begins; raises ValueError unless it has the tag and goes to the end."""
-    start, stop = _extent(record, position, tag)
-    if stop != end:
-        raise ValueError("another length")
-    return start
 
 
 def _extent(record: bytes, position: int, tag: int) -> tuple[int, int]:

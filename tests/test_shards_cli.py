@@ -1,10 +1,14 @@
 """`python -m shards`: what it prints, what it returns, and what it does without."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from PIL import Image
 from shards_data import change_manifest, features, flip_bit, png, write_dataset, write_records
@@ -12,7 +16,7 @@ from shards_data import change_manifest, features, flip_bit, png, write_dataset,
 from shards import __main__ as command_line
 from shards.errors import ShardsmithError, UsageError, run
 from shards.example import Value, decode_example, encode_example
-from shards.manifest import FeatureEntry, read_manifest
+from shards.manifest import FeatureEntry, FileEntry, read_manifest
 from shards.samples import Sample, make_sample
 from shards.sheet import write_sheet
 
@@ -45,6 +49,96 @@ def test_verify_says_that_a_dataset_is_good(dataset: Path, capsys: pytest.Captur
         f"  or: python -m trainer train CONFIG --dataset {dataset}",
     ]
     assert output.err == ""
+
+
+LEVELS = {
+    "--fast": "sizes and indexes hold; records were not read: run without --fast",
+    "--decode": "every checksum, index and count holds, every picture can be decoded",
+}
+
+
+@pytest.mark.parametrize(("option", "holds"), LEVELS.items())
+def test_verify_says_what_was_checked(
+    dataset: Path, option: str, holds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("verify", dataset, option) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"good: 7 records in 4 shards (0.0 MB), {holds}"
+
+
+def test_verify_finds_what_its_level_can_find(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip_bit(dataset / FIRST, 8 * 20)
+    assert call("verify", dataset, "--fast") == 0
+    assert call("verify", dataset) == 1
+    capsys.readouterr()
+    (dataset / FIRST).unlink()
+    assert call("verify", dataset, "--fast") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{FIRST}: the shard is missing",
+        f"damaged: 1 problem in {dataset}; restore the files named above or rebuild the dataset",
+    ]
+
+
+def test_verify_cannot_decode_what_it_does_not_read(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call("verify", dataset, "--fast", "--decode")
+    assert caught.value.code == 2
+    assert "argument --decode: not allowed with argument --fast" in capsys.readouterr().err
+
+
+def test_verify_uses_all_cores_for_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    much, little = 10**9, 10**8
+    assert [command_line.choose_processes(much, level) for level in ("fast", "full", "decode")] == [1, 6, 6]
+    assert [command_line.choose_processes(little, level) for level in ("fast", "full", "decode")] == [1, 1, 6]
+
+
+def test_verify_of_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("verify", tmp_path / "none") == 1
+    assert capsys.readouterr().err == f"error: no dataset at {tmp_path}/none: there is no such directory\n"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_verify_ends_cleanly_when_interrupted(dataset: Path, processes: int) -> None:
+    size = 50_000_000_000  # half a minute of hashing, and no byte on the disk
+    files = []
+    for name in ("one", "two"):
+        with (dataset / name).open("wb") as stream:
+            stream.truncate(size)
+        files.append(FileEntry(path=name, bytes=size, sha256="0"))
+    change_manifest(dataset, files=(*read_manifest(dataset).files, *files))
+    command = [sys.executable, "-m", "shards", "verify", str(dataset), "--processes", str(processes)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
+    ) as process:
+        wait_until_reading(process.pid, [dataset / "one", dataset / "two"])
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (1, "", "error: interrupted\n")
+    deadline = time.monotonic() + 20
+    while running := processes_of_group(process.pid):  # Python's own helper process sees a little later that we ended
+        assert time.monotonic() < deadline, running
+        time.sleep(0.05)
+
+
+def processes_of_group(group: int) -> list[psutil.Process]:
+    """Those that run; one that ended may still wait for whoever adopted it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def wait_until_reading(pid: int, paths: list[Path]) -> None:
+    """Waits until a process or one of its children has one of the files open."""
+    parent = psutil.Process(pid)
+    while True:
+        for each in [parent, *parent.children(recursive=True)]:
+            with suppress(psutil.Error):
+                if any(Path(file.path) in paths for file in each.open_files()):
+                    return
+        time.sleep(0.05)
 
 
 def test_verify_names_the_damage_and_fails(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,6 +397,8 @@ def test_help_names_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
     assert "verify|inspect" in output
     assert "Exit codes: 0 good, 1 damaged or not a dataset, 2 bad usage." in output
     assert "--processes N" in output
+    assert "--fast" in output
+    assert "--decode" in output
     assert "--sheet PNG" in output
 
 
