@@ -105,12 +105,21 @@ def _check_counts(manifest: Manifest) -> Iterator[Problem]:
 def _check_split(split: SplitEntry, reports: Sequence[Report], level: Level) -> Iterator[Problem]:
     """The problems of its shards; if there are none, what its records are called is held against the manifest."""
     yield from chain.from_iterable(report.problems for report in reports)
-    labels: Counter[str] = Counter()
-    for report in reports:
-        labels.update(report.labels)
-    is_read = level != "fast" and not any(report.problems for report in reports)
-    if is_read and dict(labels) != split.labels:
-        yield Problem(MANIFEST, f"split {split.name!r} lists labels {split.labels}, its records have {dict(labels)}")
+    if level != "fast" and not any(report.problems for report in reports):
+        labels: Counter[str] = Counter()
+        for report in reports:
+            labels.update(report.labels)
+        yield from _check_labels(split, labels)
+
+
+def _check_labels(split: SplitEntry, labels: Counter[str]) -> Iterator[Problem]:
+    wrong = [name for name in sorted({*split.labels, *labels}) if labels[name] != split.labels.get(name, 0)]
+    if wrong:
+        said, found = split.labels.get(wrong[0], 0), labels[wrong[0]]
+        more = f", and {len(wrong) - 1:,} other labels differ" if len(wrong) > 1 else ""
+        yield Problem(
+            MANIFEST, f"split {split.name!r} lists {said} examples of {wrong[0]!r}, its records have {found}{more}"
+        )
 
 
 def _check_strangers(directory: Path, manifest: Manifest) -> Iterator[Problem]:

@@ -359,9 +359,11 @@ def test_wrong_bytes_of_a_split_are_found(dataset: Path) -> None:
 
 
 def test_wrong_label_counts_are_found(dataset: Path) -> None:
-    change_split(dataset, 1, labels={"daisy": 9})
+    change_split(dataset, 1, labels={"daisy": 9, "玫瑰": 1})
+    assert messages(dataset) == ["manifest.json: split 'test' lists 9 examples of 'daisy', its records have 1"]
+    change_split(dataset, 1, labels={"tulip": 2})
     assert messages(dataset) == [
-        "manifest.json: split 'test' lists labels {'daisy': 9}, its records have {'玫瑰': 1, 'daisy': 1}"
+        "manifest.json: split 'test' lists 0 examples of 'daisy', its records have 1, and 2 other labels differ"
     ]
 
 
