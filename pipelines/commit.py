@@ -23,6 +23,7 @@ from pipelines.schema import feature_list, schema_text, tfds_files
 from pipelines.values import PlannedShard, Receipt
 from shards.errors import ShardsmithError
 from shards.files import hash_file, write_atomically
+from shards.local import LOCAL, write_local
 from shards.manifest import FORMAT_VERSION, Counts, FileEntry, HistoryEntry, Manifest, ShardEntry, SplitEntry
 
 
@@ -59,6 +60,7 @@ def commit(
     report = render_report(manifest, folder.root, shards=(folder.root, *([origin.root] if origin.root else [])))
     write_atomically(folder.root / "report.html", report.encode())
     manifest = manifest.model_copy(update={"files": list_files(folder)})
+    write_local(folder.root, folder.seen_here.iterdir())
     write_atomically(folder.manifest, manifest.to_json().encode())
     shutil.rmtree(folder.work)
     return manifest
@@ -217,9 +219,11 @@ def now_in_words() -> str:
 
 
 def list_files(folder: BuildFolder) -> tuple[FileEntry, ...]:
-    """Every file of the dataset that is neither a shard nor an index nor the manifest."""
+    """Every file that is neither a shard nor an index nor the manifest, and not true on this machine only."""
     paths = sorted(
-        path for path in folder.root.rglob("*") if path.is_file() and path.suffix not in (".tfrecord", ".idx")
+        path
+        for path in folder.root.rglob("*")
+        if path.is_file() and path.suffix not in (".tfrecord", ".idx") and path != folder.root / LOCAL
     )
     return tuple(
         FileEntry(path=path.relative_to(folder.root).as_posix(), bytes=path.stat().st_size, sha256=hash_file(path))

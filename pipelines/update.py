@@ -34,6 +34,7 @@ from pipelines.sources import check_sources
 from pipelines.values import PlannedShard
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
+from shards.local import write_local
 from shards.manifest import Manifest, read_manifest
 
 
@@ -148,6 +149,7 @@ def _nothing_new(config: BuildConfig, folder: BuildFolder) -> Manifest:
         kept = folder.seen_here / path.name
         if not kept.exists() or hash_file(kept) != hash_file(path):
             path.replace(kept)
+    write_local(folder.root, folder.seen_here.iterdir())
     shutil.rmtree(folder.work)
     manifest = read_manifest(config.output)
     still = sum(manifest.counts.rejected.values())

@@ -1,5 +1,6 @@
 """Does a piece of work for every file of a manifest, on several cores."""
 
+import ctypes
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -8,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
-from multiprocessing.synchronize import Event
 
 from shards.damage import Report, Tick
 from shards.errors import ShardsmithError
@@ -49,34 +49,43 @@ def _share_out(
     work: Work, batches: Sequence[Batch], *, processes: int, tick: Tick
 ) -> Iterator[list[tuple[int, Report]]]:
     context = get_context("spawn")  # forking is not safe beside the threads of whoever calls
-    done, stop = context.Value("Q", 0), context.Event()
+    done, stop = context.Value("Q", 0), context.RawValue("b", 0)
     with ProcessPoolExecutor(
         min(processes, len(batches)), context, initializer=_start, initargs=(work, done, stop)
     ) as pool:
         try:
             with _interrupts_held():  # for good in the children: Ctrl-C is the parent's to handle
                 futures = [pool.submit(_work_on, batch) for batch in batches]
+            told = _Told(done, tick)
             for future in futures:
-                _follow(future, done, tick)
+                _follow(future, told)
                 yield future.result()
         except BrokenProcessPool as error:
             raise ShardsmithError(
                 "a process that checked files was killed, perhaps for want of memory; try --processes 1"
             ) from error
         finally:
-            stop.set()
+            stop.value = 1
             pool.shutdown(cancel_futures=True)
 
 
-def _follow(future: "Future[list[tuple[int, Report]]]", done: "Synchronized[int]", tick: Tick) -> None:
-    """Waits for a future and tells `tick` meanwhile of the work that all processes do."""
-    while True:
-        is_pending = wait([future], timeout=_POLL_SECONDS).not_done
-        with done.get_lock():
-            count, done.value = done.value, 0
-        tick(count)
-        if not is_pending:
-            return
+class _Told:
+    """Passes on how much more all processes have done since it was last asked to."""
+
+    def __init__(self, done: "Synchronized[int]", tick: Tick) -> None:
+        self._done, self._tick, self._told = done, tick, 0
+
+    def update(self) -> None:
+        """Tells what is new."""
+        now = self._done.get_obj().value  # without its lock, which a process that was killed may hold for ever
+        self._tick(now - self._told)
+        self._told = now
+
+
+def _follow(future: "Future[list[tuple[int, Report]]]", told: _Told) -> None:
+    while wait([future], timeout=_POLL_SECONDS).not_done:
+        told.update()
+    told.update()
 
 
 @contextmanager
@@ -98,11 +107,11 @@ class _Worker:
 
     work: Work
     done: "Synchronized[int]"
-    stop: Event
+    stop: ctypes.c_byte  # is 1 when nobody waits for the result any more
 
     def count(self, amount: int) -> None:
         """Adds to the work that was done."""
-        if self.stop.is_set():
+        if self.stop.value:
             raise _Stopped
         with self.done.get_lock():
             self.done.value += amount
@@ -111,7 +120,7 @@ class _Worker:
 _here: list[_Worker] = []  # one, in a process of the crew
 
 
-def _start(work: Work, done: "Synchronized[int]", stop: Event) -> None:
+def _start(work: Work, done: "Synchronized[int]", stop: ctypes.c_byte) -> None:
     _here.append(_Worker(work, done, stop))
 
 

@@ -23,7 +23,6 @@ __all__ = ["Level", "Problem", "amount_of_work", "verify"]
 
 Level = Literal["fast", "full", "decode"]
 
-_LAST_WITHOUT_LOCAL = 2  # the last format version whose datasets have no list of machine-local files
 _WORK_FOLDER = ".build"  # of a build that is under way: whatever lies there is no part of the dataset
 
 
@@ -43,8 +42,7 @@ def verify(
         problems += _check_split(split, list(islice(reports, len(split.shards))), level)
     for report in reports:
         problems += report.problems
-    if manifest.format_version > _LAST_WITHOUT_LOCAL or (directory / LOCAL).exists():
-        problems += check_local(directory, fast=level == "fast")
+    problems += check_local(directory, fast=level == "fast")
     return [*problems, *_check_strangers(directory, manifest)]
 
 
@@ -56,7 +54,7 @@ def amount_of_work(manifest: Manifest, level: Level) -> int:
 
 def _listed(manifest: Manifest) -> list[FileEntry]:
     """Everything that the manifest lists; shards first, each of which stands for its index too."""
-    return [*chain.from_iterable(split.shards for split in manifest.splits), *manifest.files]
+    return [*chain.from_iterable(split.shards for split in manifest.splits), *manifest.files, *manifest.retired]
 
 
 @dataclass(frozen=True)

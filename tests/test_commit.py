@@ -12,6 +12,7 @@ from pipelines.commit import list_files
 from pipelines.layout import BuildFolder
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
+from shards.local import LOCAL, read_local
 from shards.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -68,8 +69,9 @@ def test_the_manifest_lists_every_file(built):
         listed |= {shard.path for shard in split.shards} | {shard.index for shard in split.shards}
     there = {path.relative_to(built.root).as_posix() for path in built.root.rglob("*") if path.is_file()}
     local = {name for name in there if name.startswith("state/seen/")}  # times of modification, true here only
+    assert set(read_local(built.root)) == local
     assert len(local) == 1 + sum(len(split.shards) for split in built.manifest.splits)
-    assert there - local == listed
+    assert there - local - {LOCAL} == listed
     assert {"schema.pbtxt", "dataset_info.json", "features.json", "label.labels.txt", "report.html"} <= there
     assert all(
         hash_file(built.root / entry.path) == entry.sha256

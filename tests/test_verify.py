@@ -23,13 +23,14 @@ from shards_data import (
     png,
     thorough,
     write_dataset,
+    write_file,
     write_records,
     write_split,
 )
 
 from shards.errors import ShardsmithError
 from shards.example import encode_example
-from shards.local import LOCAL, local_files, write_local
+from shards.local import LOCAL, write_local
 from shards.manifest import MANIFEST, Counts, FeatureEntry, FileEntry, read_manifest
 from shards.records import read_index, read_records
 from shards.verify import Level, Problem, amount_of_work, verify
@@ -401,6 +402,16 @@ def test_a_file_in_the_manifest_that_was_never_written_is_found(dataset: Path) -
     assert messages(dataset) == ["report.html: the file is missing"]
 
 
+def test_files_of_the_version_before_are_checked_like_others(dataset: Path) -> None:
+    paths = ["train/train-00003.tfrecord", "train/train-00003.idx"]
+    change_manifest(dataset, retired=tuple(write_file(dataset, path, path.encode()) for path in paths))
+    assert verify(dataset) == []
+    flip_bit(dataset / paths[0], 9)
+    (dataset / paths[1]).unlink()
+    assert messages(dataset) == [f"{paths[0]}: sha256 differs from the manifest's", f"{paths[1]}: the file is missing"]
+    assert [str(problem) for problem in verify(dataset, level="fast")] == [f"{paths[1]}: the file is missing"]
+
+
 def test_an_incomplete_dataset_is_refused(dataset: Path) -> None:
     (dataset / "manifest.json").unlink()
     with pytest.raises(ShardsmithError, match="no manifest"):
@@ -408,15 +419,12 @@ def test_an_incomplete_dataset_is_refused(dataset: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def untouched(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of what the real pipeline made, with a list of its machine-local files."""
+def untouched(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the real pipeline made."""
     directory = tmp_path_factory.mktemp("untouched") / "dataset"
     shutil.copytree(built.root, directory)
-    write_local(directory, [directory / path for path in local_files(directory)])
     assert verify(directory) == []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shards.verify._LAST_WITHOUT_LOCAL", 0)
-        yield directory
+    return directory
 
 
 def files_of(directory: Path) -> list[Path]:
