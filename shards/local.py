@@ -17,9 +17,10 @@ LOCAL, SEEN = "state/local.json", "state/seen"
 
 
 def write_local(root: Path, paths: Iterable[Path]) -> None:
-    """Lists files of the dataset at `root` with their checksums, in place of an earlier list."""
-    files = {path.relative_to(root).as_posix(): hash_file(path) for path in sorted(paths)}
-    write_atomically(root / LOCAL, _render({"files": files}))
+    """Lists files of the dataset at `root` with their checksums; an earlier list gives way if it is another."""
+    content = _render({"files": {path.relative_to(root).as_posix(): hash_file(path) for path in sorted(paths)}})
+    if not (root / LOCAL).exists() or (root / LOCAL).read_bytes() != content:
+        write_atomically(root / LOCAL, content)
 
 
 def read_local(root: Path) -> dict[str, str]:

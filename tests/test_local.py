@@ -60,6 +60,12 @@ def test_a_list_is_replaced(root: Path) -> None:
     assert messages(root) == []
 
 
+def test_the_same_list_is_not_written_again(root: Path) -> None:
+    before = (root / LOCAL).stat()
+    write_local(root, [root / TWO, root / ONE])
+    assert (root / LOCAL).stat() == before
+
+
 def test_a_missing_list_is_found(root: Path) -> None:
     (root / LOCAL).unlink()
     assert messages(root) == [f"{LOCAL}: the file is missing, though there are files in state/seen"]
