@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pipelines.analyst import start_analyst
 from pipelines.config import BuildConfig
 from shards import __version__
 from shards.errors import DONE, ShardsmithError, run
-from shards.manifest import Manifest
+from shards.manifest import MANIFEST, Manifest
 from shards.settings import load_settings, parse_assignments
 
 _EPILOG = """\
@@ -101,7 +102,25 @@ def main(argv: Sequence[str]) -> int:
         from pipelines.build import plan
 
         plan(config, options=_beam_options(rest, arguments.command))
-        return DONE
+    elif arguments.command == "build" and not arguments.overwrite and Path(config.output, MANIFEST).exists():
+        _confirm(config, rest)
+    else:
+        _run(arguments, rest, config, started)
+    return DONE
+
+
+def _confirm(config: BuildConfig, rest: Sequence[str]) -> None:
+    """A finished dataset needs neither Beam nor TensorFlow, which would take longer than all the rest."""
+    from pipelines.confirm import confirm_finished
+
+    if rest:  # of Beam's options, those for object stores matter to sources
+        from pipelines.objects import use_options
+
+        use_options(_beam_options(rest, "build"))
+    confirm_finished(config)
+
+
+def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig, started: float) -> None:
     # The analyst takes longest to get ready, so it starts before Beam is imported here.
     with start_analyst() as analyst:
         from pipelines.build import build
@@ -118,7 +137,6 @@ def main(argv: Sequence[str]) -> int:
         except KeyboardInterrupt as interrupt:
             told = f"interrupted; the same command goes on with the shards that are written in {config.output}"
             raise ShardsmithError(told) from interrupt
-    return DONE
 
 
 def _beam_options(rest: Sequence[str], command: str) -> Any:

@@ -12,23 +12,26 @@ from rich.table import Table
 from pipelines.analyst import Analyst
 from pipelines.commit import FIRST, Origin, commit
 from pipelines.config import BuildConfig
+from pipelines.confirm import confirm
 from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, load_plan, load_receipt, sweep_unplanned
+from pipelines.lock import announce, exclusive
 from pipelines.objects import use_options
 from pipelines.plan import Past, Plan
 from pipelines.progress import show_progress
 from pipelines.recipe import Recipe, compare
 from pipelines.runner import is_local, run_build, run_plan
-from pipelines.scan import load_scan, save_scan, scan_sources
-from pipelines.sources import check_sources, resolve
+from pipelines.scan import save_scan
+from pipelines.sources import check_sources, partition_sources, resolve, stamp
 from pipelines.sources.folders import root_of
+from pipelines.spool import drop_stale
 from pipelines.storage import is_folder, is_remote
-from shards.errors import ShardsmithError, UsageError
-from shards.manifest import Manifest, read_manifest
+from shards.errors import UsageError
+from shards.manifest import Manifest
 from shards.quiet import captured_stderr
-from shards.verify import verify
 
 
+@exclusive
 def build(
     config: BuildConfig,
     *,
@@ -50,6 +53,8 @@ def build(
     folder.finish_publishing()
     if folder.manifest.exists() and not overwrite:
         return confirm(config, folder)
+    check_free(folder, overwrite=overwrite)
+    announce(folder.root)
     begun, bound = begin(folder, config, anew=overwrite, retry=retry)
     writing = time.monotonic()
     plan = write_shards(config, options=options, begun=begun, bound=bound)
@@ -63,37 +68,13 @@ def build(
     return manifest
 
 
-def confirm(config: BuildConfig, folder: BuildFolder) -> Manifest:
-    """Proves, from metadata alone, that a finished dataset is what a build would make; refuses if it is not."""
-    manifest = read_manifest(folder.root)
-    there = f"output {folder.root} already holds a finished dataset"
-    if differences := compare(Recipe.of_manifest(manifest), Recipe.of(config)):
-        raise UsageError(f"{there}, but {differences[0]}; choose another --output, or pass --overwrite")
-    known = load_scan(folder)
-    if known is None:
-        raise UsageError(
-            f"{there}, which does not know its sources: copied without {folder.seen_here}?; "
-            "choose another --output, or pass --overwrite"
-        )
-    if known != scan_sources(config):
-        raise UsageError(
-            f"{there}, but its sources have changed since; take the changes up with `python -m pipelines append`, "
-            "choose another --output, or pass --overwrite"
-        )
-    if problems := verify(folder.root):
-        raise ShardsmithError(f"{there}, but {problems[0]}; mend it with `python -m pipelines repair`")
-    print(
-        f"nothing to do: version {manifest.version} of {config.output} is complete, "
-        f"and its {manifest.counts.listed:,} inputs and settings are unchanged"
-    )
-    return manifest
-
-
 def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) -> tuple[Donor | None, Past]:
     """Prepares the output; returns what an interrupted build has left there that can be gone on from."""
-    check_free(folder, overwrite=anew)
     begun = None if anew or not folder.is_unfinished else find_begun(folder, config, retry=retry)
     folder.prepare(anew=begun is None)
+    if begun:
+        drop_stale(folder.spool, {part.number: stamp(part, config) for part in partition_sources(config)})
+        folder.note_again(begun.retry)
     Recipe.of(config).save(folder.recipe)
     ranges = load_plan(folder.begun_plan).splits if begun else ()
     return begun, Past(starts={split.name: split.starts for split in ranges})
@@ -101,8 +82,6 @@ def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) 
 
 def check_free(folder: BuildFolder, *, overwrite: bool) -> None:
     """Refuses an output that is something else than a dataset."""
-    if folder.root.exists() and not folder.root.is_dir():
-        raise UsageError(f"output {folder.root} is a file; choose a directory")
     ours = folder.work.is_dir() or (overwrite and folder.manifest.exists())
     if folder.root.is_dir() and any(folder.root.iterdir()) and not ours:
         raise UsageError(f"output {folder.root} is not empty and not a dataset; choose another --output")
@@ -120,7 +99,7 @@ def find_begun(folder: BuildFolder, config: BuildConfig, *, retry: bool) -> Dono
         return None
     count = sum(1 for _ in (folder.state / "receipts").glob("*.json"))
     print(f"going on with an unfinished build: {count:,} shards are written", file=sys.stderr)
-    return Donor(folder.root, retry=retry or bool(differences))
+    return Donor(folder.root, retry=retry or bool(differences) or folder.again.exists())
 
 
 def write_shards(
@@ -153,13 +132,15 @@ def describe_work(plan: Plan, folder: BuildFolder) -> str:
     """What was processed, what came of it, and what was taken over from an earlier run or version."""
     written_now = [shard for shard in plan.shards if folder.taken(shard).exists()]
     receipts = [load_receipt(folder.receipt(shard)) for shard in written_now]
-    taken = sum(int(folder.taken(shard).read_text()) for shard in written_now)
+    notes = [folder.taken(shard).read_text().split() for shard in written_now]
+    taken, again = (sum(int(note[column]) for note in notes) for column in (0, 1))
     written = sum(receipt.records for receipt in receipts) - taken
     rejected = sum(sum(receipt.rejected.values()) for receipt in receipts)
     kept = len(plan.shards) - len(written_now)
+    why = f" ({again:,} of them again: their inputs, rejects or label ids changed)" if again else ""
     return (
         f"processed now: {written + rejected:,} inputs, {written:,} written, {rejected:,} rejected\n"
-        f"shards: {kept:,} kept, {len(written_now):,} written now, with {taken:,} records taken over unread"
+        f"shards: {kept:,} kept, {len(written_now):,} written now{why}, with {taken:,} records taken over unread"
     )
 
 

@@ -22,7 +22,7 @@ from pipelines.report import render_report
 from pipelines.schema import feature_list, schema_text, tfds_files
 from pipelines.values import PlannedShard, Receipt
 from shards.errors import ShardsmithError
-from shards.files import hash_file, write_atomically
+from shards.files import hash_file, is_temporary, write_atomically
 from shards.local import LOCAL, write_local
 from shards.manifest import FORMAT_VERSION, Counts, FileEntry, HistoryEntry, Manifest, ShardEntry, SplitEntry
 
@@ -228,5 +228,5 @@ def list_files(folder: BuildFolder) -> tuple[FileEntry, ...]:
     return tuple(
         FileEntry(path=path.relative_to(folder.root).as_posix(), bytes=path.stat().st_size, sha256=hash_file(path))
         for path in paths
-        if not path.is_relative_to(folder.work) and not path.is_relative_to(folder.seen_here)
+        if not any(map(path.is_relative_to, (folder.work, folder.seen_here))) and not is_temporary(path.name)
     )

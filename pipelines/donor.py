@@ -52,12 +52,13 @@ def rewrite_shard(
     ordered = sort_refs(refs)
     if receipt := find_finished(shard, ordered, begun=begun, plan=plan, config=config):
         return receipt
+    again = begun.folder.receipt(shard).exists()
     places = [(begun, shard)]
     if past and shard.number in plan.origins:
         places.append((past, plan.origins[shard.number]))
     recycler = Recycler(decoders, Records(open_shards(places), Identities(config)))
     receipt = write_shard(shard, ordered, plan=plan, config=config, decoders=recycler, watch=watch)
-    write_atomically(BuildFolder(Path(config.output)).taken(shard), b"%d" % recycler.taken)
+    write_atomically(BuildFolder(Path(config.output)).taken(shard), b"%d %d" % (recycler.taken, again))
     return receipt
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from pipelines.plan import Plan
 from pipelines.values import PlannedShard, Receipt
 from shards.errors import UsageError
-from shards.files import open_atomically, write_atomically
+from shards.files import is_temporary, open_atomically, write_atomically
 from shards.manifest import MANIFEST
 
 
@@ -86,6 +86,11 @@ class BuildFolder:
         return self.work / "ready.json"
 
     @property
+    def holder(self) -> Path:
+        """Who works here now; see `lock`."""
+        return self.work / "holder.json"
+
+    @property
     def worker_log(self) -> Path:
         """What workers and native libraries say while the job runs."""
         return self.work / "workers.log"
@@ -132,8 +137,18 @@ class BuildFolder:
         return self.work / "listing" / str(partition)
 
     def taken(self, shard: PlannedShard) -> Path:
-        """How many records a rewritten shard took over from the dataset before."""
+        """How many records a shard took over from an earlier run, and whether (1 or 0) it was whole there already."""
         return self.work / "taken" / shard.slug
+
+    @property
+    def again(self) -> Path:
+        """The mark of a run that tries rejected inputs again; whoever goes on with it does so too."""
+        return self.work / "again"
+
+    def note_again(self, again: bool) -> None:
+        """Leaves that mark."""
+        if again:
+            self.again.touch()
 
     @property
     def is_unfinished(self) -> bool:
@@ -170,12 +185,14 @@ class BuildFolder:
             if path != self.work:
                 _remove(path)
         for path in self.work.iterdir():
-            _remove(path)
+            if path != self.holder:
+                _remove(path)
 
     def files(self) -> set[str]:
         """Every file of the dataset, by its relative path; those of a build under way are not."""
         paths = (path for path in self.root.rglob("*") if not path.is_relative_to(self.work))
-        return {path.relative_to(self.root).as_posix() for path in paths if path.is_file()}
+        files = (path for path in paths if path.is_file() and not is_temporary(path.name))
+        return {path.relative_to(self.root).as_posix() for path in files}
 
     def publish_next(self, *, keep: Collection[str]) -> None:
         """Puts the next dataset in place of this one, whose readers are not disturbed: the files in `keep` stay."""
@@ -245,6 +262,13 @@ def load_receipts(folder: BuildFolder) -> list[Receipt]:
     """All receipts of a dataset, by split and index."""
     receipts = [load_receipt(path) for path in (folder.state / "receipts").glob("*.json")]
     return sorted(receipts, key=lambda receipt: (receipt.split, receipt.index))
+
+
+def sweep_temporaries(root: Path) -> None:
+    """Removes the files of ended runs that never got their names."""
+    for folder, _, names in os.walk(root):
+        for name in filter(is_temporary, names):
+            Path(folder, name).unlink(missing_ok=True)
 
 
 def sweep_unplanned(plan: Plan, folder: BuildFolder) -> None:

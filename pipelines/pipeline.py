@@ -17,6 +17,7 @@ from pipelines.decoders import DecoderPool
 from pipelines.donor import Donor, rewrite_shard
 from pipelines.layout import BuildFolder, save_plan
 from pipelines.listing import Listing
+from pipelines.lock import UNANNOUNCED, Run
 from pipelines.overlaps import mark_overlaps, place_of
 from pipelines.plan import Past, Plan, make_plan
 from pipelines.scan import PartitionDigest
@@ -26,6 +27,7 @@ from pipelines.sources.rows import read_names
 from pipelines.splits import deal
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import write_shard
+from shards.files import naming_after
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class ListInputs(beam.PTransform):
 
     config: BuildConfig
     spool: str = ""
+    run: Run = UNANNOUNCED
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection[InputRef]:
         """Root -> refs."""
@@ -44,7 +47,8 @@ class ListInputs(beam.PTransform):
             root
             | "Partitions" >> beam.Create(partition_sources(self.config))  # Partition
             | "Spread" >> beam.Reshuffle()  # Partition
-            | "List" >> beam.FlatMap(list_refs, self.config, self.spool).with_output_types(InputRef)  # InputRef
+            | "List"
+            >> beam.FlatMap(list_refs, self.config, self.spool, self.run).with_output_types(InputRef)  # InputRef
         )
         # One source cannot overlap with another, and is spared the shuffle.
         return refs | "MarkOverlaps" >> MarkOverlaps(self.config) if len(self.config.all_sources) > 1 else refs
@@ -68,9 +72,10 @@ class MarkOverlaps(beam.PTransform):
         )
 
 
-def list_refs(part: Partition, config: BuildConfig, spool: str) -> Iterator[InputRef]:
+def list_refs(part: Partition, config: BuildConfig, spool: str, run: Run = UNANNOUNCED) -> Iterator[InputRef]:
     """The refs of a partition; a build, unlike a dry run, leaves number and digest where the driver looks for them."""
-    refs = list_partition(part, config, spool)
+    with naming_after(run.check):
+        refs = list_partition(part, config, spool)
     if not spool:
         return refs
     return _count_to(BuildFolder(Path(config.output)).listing(part.number), refs, PartitionDigest(part, config))
@@ -83,6 +88,7 @@ class PlanShards(beam.PTransform):
     config: BuildConfig
     path: Path
     past: Past | None = None
+    run: Run = UNANNOUNCED
 
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Plan]:
         """Refs -> one plan."""
@@ -92,12 +98,13 @@ class PlanShards(beam.PTransform):
             # Without defaults: for these Beam would hand the whole listing round as a side input.
             | "Count" >> beam.CombineGlobally(CountRefs(self.config)).without_defaults()  # Listing
             | "Plan" >> beam.Map(make_plan, config=self.config, label_names=names, past=self.past)  # Plan
-            | "Store" >> beam.Map(_store_plan, path=self.path)  # Plan
+            | "Store" >> beam.Map(_store_plan, path=self.path, run=self.run)  # Plan
         )
 
 
-def _store_plan(plan: Plan, path: Path) -> Plan:
-    save_plan(plan, path)
+def _store_plan(plan: Plan, path: Path, run: Run) -> Plan:
+    with naming_after(run.check):
+        save_plan(plan, path)
     return plan
 
 
@@ -148,10 +155,11 @@ class WriteShards(beam.PTransform):
     decoders: int
     begun: Donor | None = None  # an interrupted run of the same build
     past: Donor | None = None  # the version before
+    run: Run = UNANNOUNCED
 
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Receipt]:
         """Refs -> receipts."""
-        write = WriteShard(self.config, self.decoders, self.begun, self.past)
+        write = WriteShard(self.config, self.decoders, self.begun, self.past, self.run)
         return (
             refs
             | "KeyByShard" >> beam.FlatMap(key_by_shard, self.plan).with_output_types(tuple[int, InputRef])
@@ -170,9 +178,12 @@ def key_by_shard(ref: InputRef, plan: Plan) -> Iterator[tuple[int, InputRef]]:
 class WriteShard(beam.DoFn):
     """Writes one shard per element; a DoFn because the decoders live as long as the worker."""
 
-    def __init__(self, config: BuildConfig, decoders: int, begun: Donor | None, past: Donor | None) -> None:
+    def __init__(
+        self, config: BuildConfig, decoders: int, begun: Donor | None, past: Donor | None, run: Run = UNANNOUNCED
+    ) -> None:
         """`decoders` is how many inputs one worker processes at once."""
         self._config, self._count, self._begun, self._past = config, decoders, begun, past
+        self._check = run.check
 
     def setup(self) -> None:
         """Starts the decoders."""
@@ -189,14 +200,17 @@ class WriteShard(beam.DoFn):
         """(number, refs) -> the shard's receipt."""
         number, refs = element
         shard = plan.shards[number]
-        yield self._write(
-            shard,
-            refs,
-            plan=plan,
-            config=self._config,
-            decoders=self._decoders,
-            watch=_report_to(BuildFolder(Path(self._config.output)), shard),
-        )
+        self._check()
+        with naming_after(self._check):
+            receipt = self._write(
+                shard,
+                refs,
+                plan=plan,
+                config=self._config,
+                decoders=self._decoders,
+                watch=_report_to(BuildFolder(Path(self._config.output)), shard),
+            )
+        yield receipt
 
 
 def _count_to(path: Path, refs: Iterable[InputRef], digest: PartitionDigest) -> Iterator[InputRef]:

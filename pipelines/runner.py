@@ -19,6 +19,7 @@ from pipelines.config import BuildConfig
 from pipelines.decoders import start_ahead
 from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, load_plan
+from pipelines.lock import Run
 from pipelines.match import MatchInputs
 from pipelines.pipeline import DealSplits, ListInputs, PlanShards, WriteShards
 from pipelines.plan import Past, Plan
@@ -100,18 +101,18 @@ def run_build(
     must keep to.
     """
     folder = BuildFolder(Path(config.output))
-    decoders = decoders_per_worker(options)
+    decoders, run = decoders_per_worker(options), Run.find(folder.root)
     if runs_here(options):
         start_ahead(decoders)
     with explain_failures(config):
         with beam.Pipeline(options=options) as pipeline:
-            refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool))
+            refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool), run)
             if past:
                 refs = refs | "MatchInputs" >> MatchInputs(config, past.root, past.retry)
             refs = refs | "DealSplits" >> DealSplits(config)
-            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound)
+            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
             side = beam.pvalue.AsSingleton(plan)
-            _ = refs | "WriteShards" >> WriteShards(config, side, decoders, begun, past)
+            _ = refs | "WriteShards" >> WriteShards(config, side, decoders, begun, past, run)
         return load_plan(folder.plan)
 
 

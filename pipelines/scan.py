@@ -8,10 +8,9 @@ from pathlib import Path
 
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
-from pipelines.seen import Identities, digest_of
-from pipelines.sources import list_partition, partition_sources
+from pipelines.seen import Identities
+from pipelines.sources import list_partition, partition_sources, stamp
 from pipelines.sources.base import Partition
-from pipelines.storage import exists, file_stat
 from pipelines.values import InputRef
 from shards.files import write_atomically
 
@@ -34,13 +33,6 @@ class PartitionDigest:
         """Counts one input."""
         if self._identities:
             self.value = (self.value + self._identities.of(ref)) % _MODULUS
-
-
-def stamp(part: Partition, config: BuildConfig) -> int:
-    """The identity of a partition that is not listed: what it is part of, and the size and time of its files."""
-    source = config.all_sources[part.source]
-    files = [tuple(file_stat(path)) for path in (part.path, source.labels_path) if path and exists(path)]
-    return digest_of((*part._replace(number=0), source.model_dump(mode="json"), files))
 
 
 def scan_sources(config: BuildConfig) -> int:

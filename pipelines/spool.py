@@ -2,22 +2,23 @@
 
 Payloads are appended as they come, so a source of any size spools in the same memory. The refs lie beside the
 payloads and get their name last: whoever asks for the same partition again (a retry, another stage) gets the same refs,
-even from a function that would not give the same answer twice.
+even from a function that would not give the same answer twice. A later run gets them too, if they are still true.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from pipelines.coders import InputRefCoder
+from pipelines.packing import pack_ref, unpack_ref
 from pipelines.values import InputRef, Location
 from shards.files import open_atomically
 
-_CODER = InputRefCoder()
-_LENGTH_BYTES = 8
+_NUMBER_BYTES, _SEAL_BYTES = 8, 16
+_REFS = ".refs"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Spool:
@@ -53,21 +54,42 @@ def spool_path(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.bin"
 
 
-def write_spool(path: Path, refs_of: Callable[[Spool], Iterable[InputRef]]) -> Iterator[InputRef]:
-    """Spools a partition unless that has been done, and yields its refs from disk."""
-    listed = path.with_suffix(".refs")
+def write_spool(path: Path, refs_of: Callable[[Spool], Iterable[InputRef]], *, stamp: int = 0) -> Iterator[InputRef]:
+    """Spools a partition unless that has been done, and gives its refs from disk.
+
+    `stamp` tells what was spooled: see `drop_stale`.
+    """
+    listed = path.with_suffix(_REFS)
     if not listed.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             refs = stack.enter_context(open_atomically(listed, durable=False))  # entered first, so named last
             data = stack.enter_context(open_atomically(path, durable=False))
+            refs.write(_seal(stamp))
             for ref in refs_of(Spool(str(path), data)):
-                encoded = _CODER.encode(ref)
-                refs.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
-    yield from _read_refs(listed)
+                packed = pack_ref(ref)
+                refs.write(len(packed).to_bytes(_NUMBER_BYTES, "little") + packed)
+    return _read_refs(listed)
+
+
+def drop_stale(folder: Path, stamps: Mapping[int, int]) -> None:
+    """Removes the spools of an interrupted run that are not of the partitions, by number, with these stamps."""
+    for listed in folder.glob(f"*{_REFS}"):
+        number = int(listed.stem)
+        with listed.open("rb") as stream:
+            is_fresh = number in stamps and stream.read(_SEAL_BYTES) == _seal(stamps[number])
+        if not is_fresh:
+            listed.unlink()
+
+
+def _seal(stamp: int) -> bytes:
+    """Changes with what is spooled, and when the machine starts: what was not yet on the disk may be lost then."""
+    boot = _BOOT.read_text() if _BOOT.exists() else ""
+    return hashlib.blake2b(f"{stamp} {boot}".encode(), digest_size=_SEAL_BYTES).digest()
 
 
 def _read_refs(path: Path) -> Iterator[InputRef]:
     with path.open("rb") as stream:
-        while length := stream.read(_LENGTH_BYTES):
-            yield _CODER.decode(stream.read(int.from_bytes(length, "little")))
+        stream.seek(_SEAL_BYTES)
+        while length := stream.read(_NUMBER_BYTES):
+            yield unpack_ref(stream.read(int.from_bytes(length, "little")))

@@ -27,6 +27,7 @@ from pipelines.commit import Origin, next_indices
 from pipelines.config import BuildConfig
 from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, link_file, load_receipt, load_receipts, save_plan
+from pipelines.lock import announce, exclusive
 from pipelines.objects import use_options
 from pipelines.plan import Plan, Rebuilt
 from pipelines.recipe import Recipe, check_recipe
@@ -38,6 +39,7 @@ from shards.local import write_local
 from shards.manifest import Manifest, read_manifest
 
 
+@exclusive
 def append(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float) -> Manifest:
     """Takes up what was added to the sources, changed there and removed from there, as a new version."""
     folder = BuildFolder(Path(config.output))
@@ -48,6 +50,7 @@ def append(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, s
     return update(config, options=options, analyst=analyst, started=started, retry=False)
 
 
+@exclusive
 def retry(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float) -> Manifest:
     """Tries rejected inputs again, of a finished dataset or of an unfinished build; else does what these do anyway."""
     folder = BuildFolder(Path(config.output))
@@ -72,6 +75,7 @@ def update(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, s
     relaxed = check_recipe(Recipe.of_manifest(before), Recipe.of(config), output=config.output)
     past = Donor(folder.root, retry=retry or bool(relaxed))
     staged = config.model_copy(update={"output": str(folder.next.root)})
+    announce(folder.root)
     folder.next.reopen()  # one that was completed and not put in place is checked against its sources once more
     begun, bound = begin(folder.next, staged, anew=False, retry=retry)
     bound = replace(bound, labels=before.labels, next_index=next_indices(before))

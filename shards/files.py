@@ -2,13 +2,32 @@
 
 import hashlib
 import os
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{32}\.tmp", re.DOTALL)
+_before_naming: ContextVar[Callable[[], object] | None] = ContextVar("before_naming", default=None)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file is called like one that has not got its name yet."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+@contextmanager
+def naming_after(check: Callable[[], object]) -> Iterator[None]:
+    """In this block files get their names only if `check` raises nothing, each time."""
+    token = _before_naming.set(check)
+    try:
+        yield
+    finally:
+        _before_naming.reset(token)
 
 
 @contextmanager
@@ -25,6 +44,8 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())  # A name must never outlive a power cut that its content did not.
+        if check := _before_naming.get():
+            check()
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.seen import digest_of
 from pipelines.sources import archives, arrays, folders, generators, idx, listings, tables, tfrecords
 from pipelines.sources.base import Kind, Partition
 from pipelines.sources.metadata import FILE_NAME, METADATA_KINDS, metadata_files
 from pipelines.sources.rows import RowReader, read_names
 from pipelines.spool import Spool, spool_path, write_spool
-from pipelines.storage import check_remote, exists, is_folder, is_glob, is_remote
+from pipelines.storage import check_remote, exists, file_stat, is_folder, is_glob, is_remote
 from pipelines.values import InputRef
 from shards.errors import UsageError
 
@@ -119,8 +120,16 @@ def partition_sources(config: BuildConfig) -> list[Partition]:
 def list_partition(part: Partition, config: BuildConfig, spool_folder: str = "") -> Iterator[InputRef]:
     """The refs of one piece; payloads that cannot be read in place go to `spool_folder`, or nowhere in a dry run."""
     if part.spooled and spool_folder:
-        return write_spool(spool_path(Path(spool_folder), part.number), partial(_refs, part, config))
+        path = spool_path(Path(spool_folder), part.number)
+        return write_spool(path, partial(_refs, part, config), stamp=stamp(part, config))
     return _refs(part, config, Spool("", None))
+
+
+def stamp(part: Partition, config: BuildConfig) -> int:
+    """The identity of a partition that is not listed: what it is part of, and the size and time of its files."""
+    source = config.all_sources[part.source]
+    files = [tuple(file_stat(path)) for path in (part.path, source.labels_path) if path and exists(path)]
+    return digest_of((*part._replace(number=0), source.model_dump(mode="json"), files))
 
 
 def _refs(part: Partition, config: BuildConfig, spool: Spool) -> Iterator[InputRef]:
