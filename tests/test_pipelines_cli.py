@@ -43,7 +43,8 @@ def test_build_without_a_config_file(tmp_path):
     again = run("build", "--source", str(source), "--output", str(tmp_path / "out"))
     assert again.returncode == 2
     assert again.stderr == (
-        f"error: output {tmp_path}/out already holds a finished dataset; choose another --output, or pass --overwrite\n"
+        f"error: output {tmp_path}/out already holds a finished dataset, but image.resize.mode was "
+        '"center_crop" and is "none"; choose another --output, or pass --overwrite\n'
     )
 
 
@@ -67,7 +68,7 @@ def test_a_failed_build_exits_1_and_names_the_files_and_retry_finishes_it(tmp_pa
     done = run("retry", *place, "--direct_running_mode=multi_processing", "--direct_num_workers=2")
     assert done.returncode == 0, done.stderr
     assert "7 listed = 7 written + 0 rejected + 0 duplicates" in done.stdout
-    assert "tried again: 1 inputs, 1 now written, 0 still rejected" in done.stdout
+    assert "processed now: 1 inputs, 1 written, 0 rejected" in done.stdout
     assert f"next:    python -m shards verify {tmp_path}/out" in done.stdout
     assert verify(tmp_path / "out") == []
 
