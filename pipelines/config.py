@@ -25,7 +25,7 @@ SPLIT_NAMES = frozenset(
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 ALL = "all"
-DEFAULT_BUCKETS, DEFAULT_SEPARATOR = 10, "|"
+DEFAULT_BUCKETS, DEFAULT_SEPARATOR, DEFAULT_DISTANCE = 10, "|", 12
 RESERVED_COLUMNS = frozenset({
     "image", "features", "label", "label_name", "target", "key", "height", "width", "boxes", "path", "split", "group",
     "id", "pixel", "pixel_square", "input",
@@ -244,6 +244,37 @@ class ShardsConfig(Settings):
     count: Positive | dict[str, Positive] | None = None
 
 
+class DedupeConfig(Settings):
+    """Which inputs count as duplicates, and what becomes of them.
+
+    `exact` finds the same bytes; `near` also pictures whose perceptual hashes of 256 bits (`pipelines.perceptual`)
+    differ in at most `distance` of them. `keep_first` keeps the first of those that are alike; `drop_conflicts` does
+    too, but leaves all of them out if their labels or targets differ; `report` keeps all, on one side of the splits.
+    """
+
+    find: Literal["none", "exact", "near"] = "none"
+    distance: Annotated[int, Field(ge=0, le=31)] = DEFAULT_DISTANCE
+    policy: Literal["keep_first", "drop_conflicts", "report"] = "keep_first"
+
+    @property
+    def limit(self) -> int:
+        """In how many bits duplicates may differ."""
+        return self.distance if self.find == "near" else 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"find": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fields_fit_find(self) -> "DedupeConfig":
+        if self.distance != DEFAULT_DISTANCE and self.find != "near":
+            raise ValueError(f"distance is for find near, not for {self.find}; remove it, or set dedupe.find to near")
+        if self.policy != "keep_first" and self.find == "none":
+            raise ValueError("policy needs duplicates to be found; set dedupe.find to exact or near")
+        return self
+
+
 class TransformConfig(Settings):
     """The splits from which tf.Transform learns normalisation and vocabularies; by default train, or else all."""
 
@@ -267,6 +298,7 @@ class BuildConfig(Settings):
     splits: SplitsConfig = SplitsConfig()
     image: ImageConfig = ImageConfig()
     shards: ShardsConfig = ShardsConfig()
+    dedupe: DedupeConfig = DedupeConfig()
     transform: TransformConfig = TransformConfig()
     max_reject_fraction: Fraction | dict[str, Fraction] | None = None
     max_rejects: Count | dict[str, Count] | None = None

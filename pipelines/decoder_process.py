@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+import pipelines.glance  # noqa: F401  (the jobs and their libraries load before time and memory count)
 from pipelines.config import BuildConfig
-from pipelines.process import Outcome, Refused, Task, process_input
+from pipelines.jobs import Answer, Job
 from pipelines.reasons import Reason
 
 EXIT_OUT_OF_MEMORY = 3
@@ -47,8 +48,8 @@ def serve(line: "Connection[object, object]", place: int) -> None:
             _answer(line, place, message, config)
 
 
-def _answer(line: "Connection[object, object]", place: int, tasks: Sequence[Task], config: BuildConfig) -> None:
-    outcomes: list[Outcome] = []
+def _answer(line: "Connection[object, object]", place: int, tasks: Sequence[Job[Answer]], config: BuildConfig) -> None:
+    outcomes: list[Answer] = []
     size, since = 0, time.monotonic()
     for number, task in enumerate(tasks):
         write_place(place, number)
@@ -56,20 +57,20 @@ def _answer(line: "Connection[object, object]", place: int, tasks: Sequence[Task
         signal.setitimer(signal.ITIMER_REAL, config.image.max_seconds)
         outcomes.append(outcome := _process(task, config))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        size += len(outcome.data if isinstance(outcome, Refused) else outcome.record)
+        size += outcome.weight
         if size > _ANSWER_BYTES or time.monotonic() - since > _ANSWER_SECONDS or number == len(tasks) - 1:
             line.send_bytes(pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL))
             outcomes, size, since = [], 0, time.monotonic()
 
 
-def _process(task: Task, config: BuildConfig) -> Outcome:
+def _process(task: Job[Answer], config: BuildConfig) -> Answer:
     try:
-        return process_input(task, config)
+        return task.perform(config)
     except MemoryError:  # a new child, whose memory no other picture has used, decides whether it is enough
         raise
     except Exception as error:  # a bug of ours, told in full in the log; it costs one input, not the build
         traceback.print_exc()
-        return Refused(Reason.DECODER_CRASHED, f"unexpected {type(error).__name__}: {error}")
+        return task.refuse(Reason.DECODER_CRASHED, f"unexpected {type(error).__name__}: {error}")
 
 
 def _data_bytes() -> int:

@@ -16,10 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from pipelines.config import BuildConfig
 from pipelines.decoder_process import EXIT_OUT_OF_MEMORY, read_place, write_place
-from pipelines.process import Outcome, Refused, Task, read_input
+from pipelines.jobs import Answer, Job
+from pipelines.process import read_input
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.storage import is_remote
 from pipelines.values import Fault
@@ -33,6 +35,8 @@ _REAP_SECONDS = 1.0
 # One thread is enough for a decoder; the many of a large machine would count against its memory.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _idle: SimpleQueue["Decoder"] = SimpleQueue()
+A = TypeVar("A", bound=Answer)
+J = TypeVar("J", bound=Job[Answer])
 
 
 class DecoderDied(Exception):
@@ -56,11 +60,11 @@ class DecoderPool:
         # Twice as many threads as children: while one waits for its child, another reads what is remote.
         self._threads = ThreadPoolExecutor(2 * count, thread_name_prefix="decoder")
 
-    def submit(self, tasks: Sequence[Task]) -> "Future[list[Outcome]]":
+    def submit(self, tasks: Sequence[Job[A]]) -> "Future[list[A]]":
         """Processes tasks in one of the children."""
         return self._threads.submit(self._run, tasks)
 
-    def _run(self, tasks: Sequence[Task]) -> list[Outcome]:
+    def _run(self, tasks: Sequence[Job[A]]) -> list[A]:
         fetched = [fetch(task, self._config) for task in tasks]
         decoder = self._decoders.get()
         try:
@@ -88,7 +92,7 @@ def _borrow() -> "Decoder":
         return Decoder()
 
 
-def fetch(task: Task, config: BuildConfig) -> Task:
+def fetch(task: J, config: BuildConfig) -> J:
     """The task with the bytes of a remote input, which children cannot read."""
     ref = task.ref
     if ref.fault or not is_remote(ref.location.path):
@@ -128,9 +132,9 @@ class Decoder:
         self._process.kill()
         self._end()
 
-    def run(self, tasks: Sequence[Task], config: BuildConfig) -> list[Outcome]:
+    def run(self, tasks: Sequence[Job[A]], config: BuildConfig) -> list[A]:
         """The outcomes of tasks, in their order, whatever the tasks do to the child."""
-        outcomes: list[Outcome] = []
+        outcomes: list[A] = []
         try:
             self._ask(tasks, outcomes, config)
         except DecoderDied as death:
@@ -139,24 +143,24 @@ class Decoder:
             outcomes += self.run(tasks[death.place + 1 :], config)
         return outcomes
 
-    def _retry(self, task: Task, config: BuildConfig) -> Outcome:
-        outcomes: list[Outcome] = []
+    def _retry(self, task: Job[A], config: BuildConfig) -> A:
+        outcomes: list[A] = []
         try:
             self._ask([task], outcomes, config)
         except DecoderDied as death:
             return self._refuse(task, Fault(death.reason, f"{death}, twice"), config)
         return outcomes[0]
 
-    def _refuse(self, task: Task, verdict: Fault, config: BuildConfig) -> Outcome:
+    def _refuse(self, task: Job[A], verdict: Fault, config: BuildConfig) -> A:
         """The refusal of a task that no child survived; a child reads its bytes, for even that may hang."""
-        outcomes: list[Outcome] = []
+        outcomes: list[A] = []
         try:
             self._ask([replace(task, verdict=verdict)], outcomes, config)
         except DecoderDied:
-            return Refused(*verdict)
+            return task.refuse(*verdict)
         return outcomes[0]
 
-    def _ask(self, tasks: Sequence[Task], outcomes: list[Outcome], config: BuildConfig) -> None:
+    def _ask(self, tasks: Sequence[Job[A]], outcomes: list[A], config: BuildConfig) -> None:
         """Adds outcomes as they come; raises DecoderDied, with a new child in place, if they stop coming."""
         self._wait_until_loaded()
         wanted = len(outcomes) + len(tasks)
@@ -186,7 +190,7 @@ class Decoder:
             raise ShardsmithError(problem) from error
         self._is_loaded = True
 
-    def _send(self, tasks: Sequence[Task], config: BuildConfig) -> None:
+    def _send(self, tasks: Sequence[Job[A]], config: BuildConfig) -> None:
         write_place(self._place, 0)
         if self._told is not config:
             self._line.send_bytes(pickle.dumps(config, pickle.HIGHEST_PROTOCOL))

@@ -127,10 +127,14 @@ def process_image(data: bytes, config: ImageConfig) -> Picture:
 
 def process_array(data: bytes, form: str, config: ImageConfig) -> Picture:
     """The same for an array of pixels."""
-    pixels = to_pixels(data, form)
-    source = Source("array", (pixels.shape[0], pixels.shape[1]), lambda scaled: pixels)
-    _check_header(source, config)
-    return _process(source, config, data)
+    return _process(open_array(data, form, config), config, data)
+
+
+def decode_small(data: bytes, form: str, config: ImageConfig, *, size: Size) -> Pixels:
+    """The upright picture of a file or array for whoever needs no more than twice this size; JPEG decodes no more."""
+    source = open_array(data, form, config) if form else open_source(data, config)
+    decoded, _ = decode_source(source, size, data, config)
+    return orient(decoded, source.orientation)
 
 
 def _process(source: Source, config: ImageConfig, data: bytes) -> Picture:
@@ -176,6 +180,14 @@ def open_source(data: bytes, config: ImageConfig) -> Source:
     _check_header(source, config)
     if form == "gif":
         _check_frames(count_gif_frames(data, enough=config.max_frames + 1), config, more=" or more")
+    return source
+
+
+def open_array(data: bytes, form: str, config: ImageConfig) -> Source:
+    """An array of pixels that is within the limits."""
+    pixels = to_pixels(data, form)
+    source = Source("array", (pixels.shape[0], pixels.shape[1]), lambda scaled: pixels)
+    _check_header(source, config)
     return source
 
 

@@ -29,6 +29,14 @@ class Task:
     data: bytes | None = None
     verdict: Fault | None = None
 
+    def perform(self, config: BuildConfig) -> "Outcome":
+        """What becomes of the input."""
+        return process_input(self, config)
+
+    def refuse(self, reason: str, message: str) -> "Outcome":
+        """What becomes of it if it cannot even be read."""
+        return Refused(reason, message)
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -43,6 +51,11 @@ class Made:
     truncated: bool = False
     content: int = 0
 
+    @property
+    def weight(self) -> int:
+        """How many bytes it takes to hand this over, roughly."""
+        return len(self.record)
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -53,6 +66,11 @@ class Refused:
     size: int = 0
     sha256: str = ""
     data: bytes = b""
+
+    @property
+    def weight(self) -> int:
+        """How many bytes it takes to hand this over, roughly."""
+        return len(self.data)
 
 
 Outcome = Made | Refused

@@ -50,7 +50,9 @@ class Reason(StrEnum):
 
 # Not a reject but an account of its own: the very same input was listed more than once (by two globs, say).
 LISTED_TWICE = "listed_twice"
-DUPLICATES = frozenset({LISTED_TWICE})
+# It has the same bytes as another input, or looks like one (`dedupe`); or such inputs have different labels.
+DUPLICATE, NEAR_DUPLICATE, CONFLICTING_LABELS = "duplicate", "near_duplicate", "conflicting_labels"
+DUPLICATES = frozenset({LISTED_TWICE, DUPLICATE, NEAR_DUPLICATE, CONFLICTING_LABELS})
 
 
 class RejectedImage(Exception):

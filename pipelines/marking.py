@@ -1,0 +1,288 @@
+"""The Beam side of `dedupe`: every input is looked at once, those that share a mark meet, and all learn the verdict.
+
+What travels is small: references, digests of bytes, and looks of 32 bytes. Of inputs that have no duplicate nothing is
+kept; those that have one are judged together in one place, and the verdicts go to every worker: some 500 bytes for each
+input that has a duplicate.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import AsList, AsSingleton, TaggedOutput
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+import pipelines.coders  # noqa: F401  (registers how refs travel)
+from pipelines.bands import look_alikes, look_bands
+from pipelines.config import BuildConfig
+from pipelines.decoders import DecoderPool
+from pipelines.duplicates import DIGEST_BYTES, Member, Piece, find_pieces
+from pipelines.forms import row_length
+from pipelines.glance import Glance, Seen
+from pipelines.perceptual import LOOK_BYTES
+from pipelines.process import read_input
+from pipelines.reasons import RejectedImage
+from pipelines.sides import Verdicts, decide
+from pipelines.values import InputRef
+from pipelines.write import GROUP_BYTES, GROUP_TASKS
+from shards.errors import UsageError
+from shards.files import write_atomically
+
+Looked = tuple[InputRef, bytes]  # a ref and the digest of its bytes, empty if they were not read
+
+
+@dataclass(eq=False)
+class MarkDuplicates(beam.PTransform):
+    """Gives a fault to every duplicate that does not stay, and one place to all that belong together.
+
+    `decoders` is how many inputs one worker looks at at once; what was found is counted in a file at `path`.
+    """
+
+    config: BuildConfig
+    decoders: int
+    path: Path | None = None
+
+    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[InputRef]:
+        """Refs -> the same refs."""
+        config = self.config
+        candidates, others = refs | "FindCandidates" >> FindCandidates(config)
+        looked = candidates | "Look" >> beam.ParDo(LookAtInputs(config, self.decoders)).with_output_types(Looked)
+        pieces = looked | "FindPieces" >> FindPieces(config)
+        involved = pieces | "Groups" >> beam.Map(lambda found: frozenset(m.group for p in found for m in p.members))
+        seen = (looked | "Refs" >> beam.Keys(), others) | "All" >> beam.Flatten()  # InputRef
+        bound = (
+            seen
+            | "Bound" >> beam.FlatMap(bound_group, config, AsSingleton(involved, default_value=frozenset()))
+            | "OnceEach" >> beam.Distinct()  # (group, split)
+        )
+        verdicts = pieces | "Decide" >> beam.Map(decide, AsList(bound), config.dedupe)  # Verdicts
+        if self.path:
+            _ = verdicts | "Store" >> beam.Map(_store_found, self.path)
+        told = AsSingleton(verdicts, default_value=Verdicts())
+        return seen | "Mark" >> beam.Map(mark, told, config).with_output_types(InputRef)
+
+
+@dataclass(eq=False)
+class FindCandidates(beam.PTransform):
+    """Tells refs that may have duplicates from those that cannot, in no order: (candidates, others)."""
+
+    config: BuildConfig
+
+    def expand(self, refs: beam.PCollection[InputRef]) -> tuple[beam.PCollection[InputRef], beam.PCollection[InputRef]]:
+        """Refs -> those to look at, and the others."""
+        usable, faulty = refs | "Usable" >> beam.FlatMap(sort_out, self.config).with_outputs("others", main="usable")
+        if self.config.dedupe.find == "near":
+            return usable | "Spread" >> beam.Reshuffle(), faulty
+        shared, alone = (
+            usable
+            | "KeyBySize" >> beam.Map(lambda ref: (size_of(ref), ref)).with_output_types(tuple[str, InputRef])
+            | "GroupBySize" >> beam.GroupByKey()  # (size, [InputRef])
+            | "Shared" >> beam.FlatMapTuple(tell_shared).with_outputs("others", main="shared")
+        )
+        others = (faulty, alone) | "Others" >> beam.Flatten()
+        return shared | "Spread" >> beam.Reshuffle(), others
+
+
+def sort_out(ref: InputRef, config: BuildConfig) -> Iterator[InputRef | TaggedOutput]:
+    """The ref, as one that may have duplicates unless something is wrong with it already."""
+    length = row_length(ref.location.form)
+    if length and config.dedupe.find == "near":
+        raise UsageError(f"dedupe near compares pictures, the inputs are rows of {length} features; set it to exact")
+    yield TaggedOutput("others", ref) if ref.fault or (ref.before and ref.before.gone) else ref
+
+
+def size_of(ref: InputRef) -> str:
+    """What inputs of the same bytes have in common before they are read."""
+    return f"{ref.location.size} {ref.location.coding} {ref.location.form}"
+
+
+def tell_shared(size: str, refs: Iterable[InputRef]) -> Iterator[InputRef | TaggedOutput]:
+    """Refs that share their size with another; holds no more than one of them."""
+    several = iter(refs)
+    first = next(several)
+    second = next(several, None)
+    if second is None:
+        yield TaggedOutput("others", first)
+    else:
+        yield from (first, second)
+        yield from several
+
+
+class LookAtInputs(beam.DoFn):
+    """Looks at inputs in decoder processes, a bounded number ahead, unless the dataset knows what they look like."""
+
+    def __init__(self, config: BuildConfig, decoders: int) -> None:
+        """`decoders` is how many inputs one worker looks at at once."""
+        self._config, self._count = config, decoders
+        self._decode = config.dedupe.find == "near"
+
+    def setup(self) -> None:
+        """Starts the decoders."""
+        self._decoders = DecoderPool(self._config, self._count)
+
+    def start_bundle(self) -> None:
+        """Nothing is under way."""
+        self._group: list[InputRef] = []
+        self._running: deque[tuple[list[InputRef], Future[list[Seen]]]] = deque()
+
+    def process(self, ref: InputRef) -> Iterator[Looked]:
+        """A ref -> the refs that have been looked at meanwhile."""
+        if known := recall(ref, decode=self._decode):
+            yield known, b""
+            return
+        self._group.append(ref)
+        if len(self._group) >= GROUP_TASKS or sum(each.location.size for each in self._group) >= GROUP_BYTES:
+            self._submit()
+            if len(self._running) > 2 * self._count:
+                yield from self._next()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        """The rest of them."""
+        self._submit()
+        while self._running:
+            yield from (WindowedValue(looked, 0, [GlobalWindow()]) for looked in self._next())
+
+    def teardown(self) -> None:
+        """Lets the decoders go."""
+        self._decoders.close()
+
+    def _submit(self) -> None:
+        jobs = [Glance(ref, self._decode) for ref in self._group]
+        self._running.append((self._group, self._decoders.submit(jobs)))
+        self._group = []
+
+    def _next(self) -> Iterator[Looked]:
+        group, answers = self._running.popleft()
+        for ref, seen in zip(group, answers.result(), strict=True):
+            content = int.from_bytes(seen.sha256[:8], "little")
+            yield ref._replace(content=content, look=seen.look), seen.sha256[:DIGEST_BYTES]
+
+
+def recall(ref: InputRef, *, decode: bool) -> InputRef | None:
+    """The ref with what the dataset knows of it, if it has not changed and that is enough."""
+    before = ref.before
+    if before and before.same and before.content and (before.look or not decode):
+        return ref._replace(content=before.content, look=before.look)
+    return None
+
+
+@dataclass(eq=False)
+class FindPieces(beam.PTransform):
+    """Brings together what shares a mark or, if asked for, has looks close to each other."""
+
+    config: BuildConfig
+
+    def expand(self, looked: beam.PCollection[Looked]) -> beam.PCollection[list[Piece]]:
+        """Looked -> one list of pieces; none if there are none."""
+        members = looked | "Members" >> beam.FlatMap(key_by_mark, self.config).with_output_types(tuple[bytes, Any])
+        if self.config.dedupe.find == "near":
+            partners = members | "FindPartners" >> FindPartners(self.config.dedupe.distance)
+            members = (members, partners) | "WithPartners" >> beam.Flatten()
+        return (
+            members
+            | "GroupByMark" >> beam.GroupByKey()  # (mark, [Member or mark])
+            | "Pieces" >> beam.FlatMapTuple(find_pieces, partial(read_digest, config=self.config))  # Piece
+            | "Together" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()  # [Piece]
+        )
+
+
+@dataclass(eq=False)
+class FindPartners(beam.PTransform):
+    """Finds looks that are close: a join by bands, never all pairs."""
+
+    distance: int
+
+    def expand(self, members: beam.PCollection[tuple[bytes, Any]]) -> beam.PCollection[tuple[bytes, Any]]:
+        """(mark, member) -> (mark, close mark), each pair in both directions."""
+        return (
+            members
+            | "KeyByBand" >> beam.FlatMapTuple(key_by_band, self.distance).with_output_types(tuple[bytes, bytes])
+            | "GroupByBand" >> beam.GroupByKey()  # (band, [look])
+            | "Compare" >> beam.FlatMapTuple(pair_up, self.distance).with_output_types(tuple[bytes, Any])
+        )
+
+
+def key_by_mark(looked: Looked, config: BuildConfig) -> Iterator[tuple[bytes, Member]]:
+    """An input that could be read, by its mark."""
+    ref, digest = looked
+    if ref.content:
+        member = as_member(ref, digest, config)
+        yield member.mark, member
+
+
+def as_member(ref: InputRef, digest: bytes, config: BuildConfig) -> Member:
+    """What duplicates need to know of a ref."""
+    return Member(
+        is_new=not (ref.before and ref.before.same and not ref.before.reason),
+        source=ref.source,
+        key=ref.key,
+        location=ref.location,
+        unit=unit_of(ref),
+        group=ref.group,
+        side=bound_side(ref, config),
+        answer=tuple(sorted(ref.labels)) or ref.target,
+        content=ref.content,
+        digest=digest,
+        look=ref.look if len(ref.look) == LOOK_BYTES else b"",
+    )
+
+
+def unit_of(ref: InputRef) -> str:
+    """What is dealt as one unless duplicates are found: the group, or the input alone."""
+    return f"group\0{ref.group}" if ref.group else ref.key
+
+
+def bound_side(ref: InputRef, config: BuildConfig) -> str:
+    """The split that a ref cannot leave: the source gives it, or the dataset has it there."""
+    if ref.split and config.splits.use_given:
+        return ref.split
+    return ref.before.split if ref.before and not ref.before.gone and not ref.before.reason else ""
+
+
+def bound_group(ref: InputRef, config: BuildConfig, involved: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """The group of a ref with the side that binds it, if duplicates may tie that group to others."""
+    if ref.group and ref.group in involved and not ref.fault and (side := bound_side(ref, config)):
+        yield ref.group, side
+
+
+def key_by_band(mark: bytes, member: Member, distance: int) -> Iterator[tuple[bytes, bytes]]:
+    """A look in each of its buckets."""
+    if member.look:
+        yield from ((band, mark) for band in look_bands(mark, distance=distance))
+
+
+def pair_up(band: bytes, looks: Iterable[bytes], distance: int) -> Iterator[tuple[bytes, bytes]]:
+    """The close pairs of a bucket, in both directions."""
+    for one, other in look_alikes(looks, distance=distance):
+        yield from ((one, other), (other, one))
+
+
+def read_digest(member: Member, config: BuildConfig) -> bytes:
+    """The digest of an input's bytes; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(read_input(member.location, config.image)).digest()[:DIGEST_BYTES]
+    except RejectedImage:
+        return b""
+
+
+def mark(ref: InputRef, verdicts: Verdicts, config: BuildConfig) -> InputRef:
+    """The ref with its verdict, or the place of its group."""
+    verdict = verdicts.members.get((ref.key, ref.location.path, ref.location.offset))
+    place = verdict.place if verdict else verdicts.groups.get(ref.group)
+    if place is None or ref.fault or (ref.before and ref.before.gone):
+        return ref
+    dealt = "" if bound_side(ref, config) else place.side
+    return ref._replace(unit=place.unit, dealt=dealt, fault=verdict.fault if verdict else None)
+
+
+def _store_found(verdicts: Verdicts, path: Path) -> None:
+    write_atomically(path, json.dumps(dataclasses.asdict(verdicts.found)).encode())

@@ -1,0 +1,152 @@
+"""Decides on which side of the splits duplicates fall, so that no cluster, and no group, is ever cut by a split.
+
+Clusters and the groups of their members are tied together: if one of two duplicates belongs to group g and the other to
+group h, all of g and h go to the same side. What is bound to a side (the dataset has it there, or the source says so)
+stays there and takes the others along. Where bounds contradict each other, an input that is free goes with those it is
+tied to itself; one that is tied to both sides is left out, for on either side it would be a leak.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipelines.config import DedupeConfig
+from pipelines.duplicates import Cluster, Identity, Member, Piece, find_clusters, judge, repeats
+from pipelines.unions import Unions
+from pipelines.values import Fault
+
+
+class Place(NamedTuple):
+    """Where inputs that belong together go: a side that is given, or the unit whose hash decides."""
+
+    unit: str
+    side: str = ""
+
+
+class Verdict(NamedTuple):
+    """What becomes of one input."""
+
+    place: Place
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """How many clusters there are, of how many inputs; how many of them were left out; how many clusters disagree."""
+
+    clusters: int = 0
+    members: int = 0
+    dropped: int = 0
+    conflicts: int = 0
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The verdicts on all inputs that have duplicates, and the places of their groups; as large as these are many."""
+
+    members: Mapping[Identity, Verdict] = field(default_factory=dict)
+    groups: Mapping[str, Place] = field(default_factory=dict)
+    found: Found = field(default_factory=Found)
+
+
+def decide(pieces: Iterable[Piece], group_sides: Iterable[tuple[str, str]], config: DedupeConfig) -> Verdicts:
+    """Everything that follows from the pieces of clusters; `group_sides` are groups with a side they are bound to."""
+    clusters = find_clusters(pieces)
+    bound: defaultdict[str, set[str]] = defaultdict(set)
+    for group, side in group_sides:
+        bound[group].add(side)
+    members: dict[Identity, Verdict] = {}
+    groups: dict[str, Place] = {}
+    for together in _tie_groups(clusters):
+        dealer = _Dealer(together, bound, config)
+        members |= dealer.verdicts()
+        groups |= dealer.groups
+    return Verdicts(members, groups, _count(clusters, members))
+
+
+def _count(clusters: Sequence[Cluster], members: Mapping[Identity, Verdict]) -> Found:
+    dropped = sum(verdict.fault is not None for verdict in members.values())
+    return Found(len(clusters), len(members), dropped, sum(cluster.has_conflict for cluster in clusters))
+
+
+def _tie_groups(clusters: Iterable[Cluster]) -> list[list[Cluster]]:
+    """Clusters that have a group in common, together."""
+    units: Unions[str] = Unions()
+    by_unit: defaultdict[str, list[Cluster]] = defaultdict(list)
+    for cluster in clusters:
+        first = cluster.members[0].unit
+        by_unit[first].append(cluster)
+        for member in cluster.members:
+            units.tie(first, member.unit)
+    tied = ([cluster for unit in sorted(together) for cluster in by_unit[unit]] for together in units.sets())
+    return sorted((each for each in tied), key=lambda together: min(cluster.members[0] for cluster in together))
+
+
+class _Dealer:
+    """Deals clusters that belong together to their sides."""
+
+    def __init__(self, clusters: Sequence[Cluster], bound: Mapping[str, set[str]], config: DedupeConfig) -> None:
+        self._limit = config.limit
+        everybody = ((member, cluster, number) for cluster in clusters for number, member in enumerate(cluster.members))
+        self._everybody = sorted(everybody, key=lambda entry: entry[0])
+        self._faults = {
+            cluster.members[number].identity: fault
+            for cluster in clusters
+            for number, fault in judge(cluster, config).items()
+        }
+        groups = sorted({member.group for member, _, _ in self._everybody if member.group})
+        self._group_sides = {group: set(bound.get(group, ())) for group in groups}
+        self._sides: dict[Identity, str] = {}
+        self.groups: dict[str, Place] = {}
+
+    def verdicts(self) -> dict[Identity, Verdict]:
+        """The verdicts on all members; then `groups` has the places of their groups."""
+        staying = [member for member, _, _ in self._everybody if member.identity not in self._faults]
+        bound = [member.side for member in staying if member.side]
+        bound += [side for group in self._group_sides.values() for side in sorted(group)]
+        main = Place((staying or [self._everybody[0][0]])[0].unit, bound[0] if bound else "")
+        if len(set(bound)) < 2:
+            places = {main.side: main}
+        else:
+            self._take_sides(main.side)
+            places = dict(self._places(staying))
+        self.groups = {group: places.get(min(sides, default=""), main) for group, sides in self._group_sides.items()}
+        return {
+            member.identity: Verdict(
+                places.get(self._sides.get(member.identity, main.side), main), self._faults.get(member.identity)
+            )
+            for member, _, _ in self._everybody
+        }
+
+    def _take_sides(self, default: str) -> None:
+        """Gives every member that stays a side, those that are bound first; some do not stay after all."""
+        staying = [entry for entry in self._everybody if entry[0].identity not in self._faults]
+        for member, _, _ in staying:
+            if member.side:
+                self._give(member, member.side)
+        for member, cluster, number in staying:
+            if not member.side:
+                self._choose(member, cluster, number, default)
+
+    def _choose(self, member: Member, cluster: Cluster, number: int, default: str) -> None:
+        dealt = [other for other, each in enumerate(cluster.members) if each.identity in self._sides]
+        near = [n for n, bits in zip(dealt, cluster.bits_apart(number, dealt), strict=True) if bits <= self._limit]
+        sides = {self._sides[cluster.members[other].identity] for other in near}
+        both = sides | self._group_sides.get(member.group, set())
+        if near and len(both) > 1:
+            closest, bits = cluster.closest(number, near)
+            self._faults[member.identity] = repeats(cluster.members[closest], bits)
+        else:
+            self._give(member, min(both, default=default))
+
+    def _give(self, member: Member, side: str) -> None:
+        self._sides[member.identity] = side
+        if member.group:
+            self._group_sides[member.group].add(side)
+
+    def _places(self, staying: Iterable[Member]) -> Iterator[tuple[str, Place]]:
+        """Each side with a unit of its own: the first member's on that side."""
+        for member in reversed(list(staying)):
+            if side := self._sides.get(member.identity):
+                yield side, Place(member.unit, side)
