@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import AsList, AsSingleton, TaggedOutput
+from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
@@ -37,6 +37,7 @@ from pipelines.write import GROUP_BYTES, GROUP_TASKS
 from shards.errors import UsageError
 from shards.files import write_atomically
 
+Candidate = tuple[InputRef, bool]  # a ref, and whether it may have duplicates
 Looked = tuple[InputRef, bytes]  # a ref and the digest of its bytes, empty if they were not read
 
 
@@ -54,11 +55,15 @@ class MarkDuplicates(beam.PTransform):
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[InputRef]:
         """Refs -> the same refs."""
         config = self.config
-        candidates, others = refs | "FindCandidates" >> FindCandidates(config)
-        looked = candidates | "Look" >> beam.ParDo(LookAtInputs(config, self.decoders)).with_output_types(Looked)
+        looked = (
+            refs
+            | "FindCandidates" >> FindCandidates(config)  # (InputRef, is it one)
+            | "Spread" >> beam.Reshuffle()  # (InputRef, is it one)
+            | "Look" >> beam.ParDo(LookAtInputs(config, self.decoders)).with_output_types(Looked)
+        )
         pieces = looked | "FindPieces" >> FindPieces(config)
         involved = pieces | "Groups" >> beam.Map(lambda found: frozenset(m.group for p in found for m in p.members))
-        seen = (looked | "Refs" >> beam.Keys(), others) | "All" >> beam.Flatten()  # InputRef
+        seen = looked | "Refs" >> beam.Keys()  # InputRef
         bound = (
             seen
             | "Bound" >> beam.FlatMap(bound_group, config, AsSingleton(involved, default_value=frozenset()))
@@ -73,48 +78,49 @@ class MarkDuplicates(beam.PTransform):
 
 @dataclass(eq=False)
 class FindCandidates(beam.PTransform):
-    """Tells refs that may have duplicates from those that cannot, in no order: (candidates, others)."""
+    """Tells which refs may have duplicates: all that can be used, or only those that share their size with another."""
 
     config: BuildConfig
 
-    def expand(self, refs: beam.PCollection[InputRef]) -> tuple[beam.PCollection[InputRef], beam.PCollection[InputRef]]:
-        """Refs -> those to look at, and the others."""
-        usable, faulty = refs | "Usable" >> beam.FlatMap(sort_out, self.config).with_outputs("others", main="usable")
+    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[Candidate]:
+        """Refs -> the same refs, and whether to look at them."""
         if self.config.dedupe.find == "near":
-            return usable | "Spread" >> beam.Reshuffle(), faulty
-        shared, alone = (
-            usable
+            return refs | "Pictures" >> beam.Map(find_picture).with_output_types(Candidate)
+        return (
+            refs
             | "KeyBySize" >> beam.Map(lambda ref: (size_of(ref), ref)).with_output_types(tuple[str, InputRef])
             | "GroupBySize" >> beam.GroupByKey()  # (size, [InputRef])
-            | "Shared" >> beam.FlatMapTuple(tell_shared).with_outputs("others", main="shared")
+            | "Shared" >> beam.FlatMapTuple(find_shared).with_output_types(Candidate)
         )
-        others = (faulty, alone) | "Others" >> beam.Flatten()
-        return shared | "Spread" >> beam.Reshuffle(), others
 
 
-def sort_out(ref: InputRef, config: BuildConfig) -> Iterator[InputRef | TaggedOutput]:
-    """The ref, as one that may have duplicates unless something is wrong with it already."""
-    length = row_length(ref.location.form)
-    if length and config.dedupe.find == "near":
+def is_usable(ref: InputRef) -> bool:
+    """Whether a ref stands for an input that may become a record."""
+    return not (ref.fault or (ref.before and ref.before.gone))
+
+
+def find_picture(ref: InputRef) -> Candidate:
+    """A ref as a candidate; refuses rows of features, which have no looks."""
+    if length := row_length(ref.location.form):
         raise UsageError(f"dedupe near compares pictures, the inputs are rows of {length} features; set it to exact")
-    yield TaggedOutput("others", ref) if ref.fault or (ref.before and ref.before.gone) else ref
+    return ref, is_usable(ref)
 
 
 def size_of(ref: InputRef) -> str:
     """What inputs of the same bytes have in common before they are read."""
-    return f"{ref.location.size} {ref.location.coding} {ref.location.form}"
+    location = ref.location
+    return f"{location.size} {location.coding} {location.form}" if is_usable(ref) else f"none {ref.key}"
 
 
-def tell_shared(size: str, refs: Iterable[InputRef]) -> Iterator[InputRef | TaggedOutput]:
-    """Refs that share their size with another; holds no more than one of them."""
+def find_shared(size: str, refs: Iterable[InputRef]) -> Iterator[Candidate]:
+    """Refs of one size as candidates if there are several; holds no more than one of them."""
     several = iter(refs)
     first = next(several)
     second = next(several, None)
-    if second is None:
-        yield TaggedOutput("others", first)
-    else:
-        yield from (first, second)
-        yield from several
+    yield first, second is not None and is_usable(first)
+    if second is not None:
+        yield second, is_usable(second)
+        yield from ((ref, is_usable(ref)) for ref in several)
 
 
 class LookAtInputs(beam.DoFn):
@@ -134,9 +140,10 @@ class LookAtInputs(beam.DoFn):
         self._group: list[InputRef] = []
         self._running: deque[tuple[list[InputRef], Future[list[Seen]]]] = deque()
 
-    def process(self, ref: InputRef) -> Iterator[Looked]:
+    def process(self, candidate: Candidate) -> Iterator[Looked]:
         """A ref -> the refs that have been looked at meanwhile."""
-        if known := recall(ref, decode=self._decode):
+        ref, wanted = candidate
+        if known := recall(ref, decode=self._decode) if wanted else ref:
             yield known, b""
             return
         self._group.append(ref)
@@ -187,10 +194,11 @@ class FindPieces(beam.PTransform):
         if self.config.dedupe.find == "near":
             partners = members | "FindPartners" >> FindPartners(self.config.dedupe.distance)
             members = (members, partners) | "WithPartners" >> beam.Flatten()
+        read = partial(read_digest, config=self.config)
         return (
             members
             | "GroupByMark" >> beam.GroupByKey()  # (mark, [Member or mark])
-            | "Pieces" >> beam.FlatMapTuple(find_pieces, partial(read_digest, config=self.config))  # Piece
+            | "Pieces" >> beam.FlatMapTuple(lambda mark, found: find_pieces(mark, found, read))  # Piece
             | "Together" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()  # [Piece]
         )
 
@@ -199,15 +207,18 @@ class FindPieces(beam.PTransform):
 class FindPartners(beam.PTransform):
     """Finds looks that are close: a join by bands, never all pairs."""
 
-    distance: int
+    limit: int
 
     def expand(self, members: beam.PCollection[tuple[bytes, Any]]) -> beam.PCollection[tuple[bytes, Any]]:
         """(mark, member) -> (mark, close mark), each pair in both directions."""
+        limit = self.limit
         return (
             members
-            | "KeyByBand" >> beam.FlatMapTuple(key_by_band, self.distance).with_output_types(tuple[bytes, bytes])
+            | "Looks" >> beam.FlatMapTuple(lambda mark, member: [mark] if member.look else [])  # look
+            | "KeyByBand" >> beam.FlatMap(key_by_band, limit).with_output_types(tuple[bytes, bytes])
             | "GroupByBand" >> beam.GroupByKey()  # (band, [look])
-            | "Compare" >> beam.FlatMapTuple(pair_up, self.distance).with_output_types(tuple[bytes, Any])
+            | "Bucket" >> beam.Values()  # [look]
+            | "Compare" >> beam.FlatMap(pair_up, limit).with_output_types(tuple[bytes, Any])
         )
 
 
@@ -245,22 +256,21 @@ def bound_side(ref: InputRef, config: BuildConfig) -> str:
     """The split that a ref cannot leave: the source gives it, or the dataset has it there."""
     if ref.split and config.splits.use_given:
         return ref.split
-    return ref.before.split if ref.before and not ref.before.gone and not ref.before.reason else ""
+    return ref.before.split if ref.before and not ref.before.reason else ""
 
 
 def bound_group(ref: InputRef, config: BuildConfig, involved: frozenset[str]) -> Iterator[tuple[str, str]]:
     """The group of a ref with the side that binds it, if duplicates may tie that group to others."""
-    if ref.group and ref.group in involved and not ref.fault and (side := bound_side(ref, config)):
+    if ref.group and ref.group in involved and is_usable(ref) and (side := bound_side(ref, config)):
         yield ref.group, side
 
 
-def key_by_band(mark: bytes, member: Member, distance: int) -> Iterator[tuple[bytes, bytes]]:
+def key_by_band(look: bytes, distance: int) -> Iterator[tuple[bytes, bytes]]:
     """A look in each of its buckets."""
-    if member.look:
-        yield from ((band, mark) for band in look_bands(mark, distance=distance))
+    return ((band, look) for band in look_bands(look, distance=distance))
 
 
-def pair_up(band: bytes, looks: Iterable[bytes], distance: int) -> Iterator[tuple[bytes, bytes]]:
+def pair_up(looks: Iterable[bytes], distance: int) -> Iterator[tuple[bytes, bytes]]:
     """The close pairs of a bucket, in both directions."""
     for one, other in look_alikes(looks, distance=distance):
         yield from ((one, other), (other, one))
@@ -278,7 +288,7 @@ def mark(ref: InputRef, verdicts: Verdicts, config: BuildConfig) -> InputRef:
     """The ref with its verdict, or the place of its group."""
     verdict = verdicts.members.get((ref.key, ref.location.path, ref.location.offset))
     place = verdict.place if verdict else verdicts.groups.get(ref.group)
-    if place is None or ref.fault or (ref.before and ref.before.gone):
+    if place is None or not is_usable(ref):
         return ref
     dealt = "" if bound_side(ref, config) else place.side
     return ref._replace(unit=place.unit, dealt=dealt, fault=verdict.fault if verdict else None)

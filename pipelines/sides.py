@@ -111,13 +111,15 @@ class _Dealer:
         else:
             self._take_sides(main.side)
             places = dict(self._places(staying))
-        self.groups = {group: places.get(min(sides, default=""), main) for group, sides in self._group_sides.items()}
-        return {
-            member.identity: Verdict(
-                places.get(self._sides.get(member.identity, main.side), main), self._faults.get(member.identity)
-            )
-            for member, _, _ in self._everybody
-        }
+        for member, _, _ in self._everybody:
+            if member.group:
+                side = min(self._group_sides[member.group], default=main.side)
+                self.groups[member.group] = places.setdefault(side, Place(member.unit, side))
+        return {member.identity: self._verdict(member, places, main) for member, _, _ in self._everybody}
+
+    def _verdict(self, member: Member, places: Mapping[str, Place], main: Place) -> Verdict:
+        side = self._sides.get(member.identity, main.side)
+        return Verdict(places.get(side, main), self._faults.get(member.identity))
 
     def _take_sides(self, default: str) -> None:
         """Gives every member that stays a side, those that are bound first; some do not stay after all."""

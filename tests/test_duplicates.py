@@ -55,7 +55,7 @@ def judged(members, config: DedupeConfig) -> dict[str, Fault | None]:
 
 
 LOOKS = st.sets(st.integers(0, 14), max_size=6).map(lambda bits: look(*bits))
-MEMBERS = st.lists(st.builds(lambda *known: known, LOOKS, st.integers(1, 6), st.booleans(), st.integers(0, 1)), max_size=9)
+MEMBERS = st.lists(st.tuples(LOOKS, st.integers(1, 6), st.booleans(), st.integers(0, 1)), max_size=9)
 
 
 def members_of(drawn) -> list[Member]:
@@ -197,7 +197,9 @@ def test_64_bits_do_not_prove_that_bytes_are_equal():
 
 
 @pytest.mark.parametrize(
-    ("digest", "expected"), [(b"x" * 16, [["a", "b"]]), (b"y" * 16, []), (b"", [])], ids=["equal", "other", "unreadable"]
+    ("digest", "expected"),
+    [(b"x" * 16, [["a", "b"]]), (b"y" * 16, []), (b"", [])],
+    ids=["equal", "other", "unreadable"],
 )
 def test_what_an_earlier_build_knows_by_64_bits_is_read_to_make_sure(digest, expected):
     known = make_member("a", content=5, digest=b"", is_new=False)
@@ -226,4 +228,4 @@ def test_two_records_of_an_earlier_build_are_read_before_one_of_them_goes():
 def test_a_cluster_of_thousands_is_judged_quickly_and_by_its_first():
     members = tuple(make_member(f"{n:05d}", content=n + 1, look=look(n % 3, 3 + n % 5)) for n in range(3000))
     faults = judge(Cluster(members), near(12))
-    assert len(faults) == 2999 and 0 not in faults
+    assert sorted(faults) == list(range(1, 3000))

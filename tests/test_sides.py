@@ -103,9 +103,8 @@ def test_found_counts_clusters_members_dropped_and_conflicts():
     assert decided(members, REPORT).found == Found(clusters=2, members=5, dropped=0, conflicts=1)
 
 
-DRAWN = st.tuples(
-    st.sets(st.integers(0, 9), max_size=5), st.sampled_from(["", "", "g", "h"]), st.sampled_from(["", "", "train", "test"])
-)
+GROUPS, SIDES = st.sampled_from(["", "", "g", "h"]), st.sampled_from(["", "", "train", "test"])
+DRAWN = st.tuples(st.sets(st.integers(0, 9), max_size=5), GROUPS, SIDES)
 
 
 @given(
