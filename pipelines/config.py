@@ -25,7 +25,7 @@ SPLIT_NAMES = frozenset(
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 ALL = "all"
-DEFAULT_BUCKETS, DEFAULT_SEPARATOR, DEFAULT_DISTANCE = 10, "|", 12
+DEFAULT_BUCKETS, DEFAULT_SEPARATOR, DEFAULT_DISTANCE = 10, "|", 16
 RESERVED_COLUMNS = frozenset({
     "image", "features", "label", "label_name", "target", "key", "height", "width", "boxes", "path", "split", "group",
     "id", "pixel", "pixel_square", "input",
