@@ -95,6 +95,11 @@ class BuildFolder:
         """What workers and native libraries say while the job runs."""
         return self.work / "workers.log"
 
+    @property
+    def duplicates(self) -> Path:
+        """The clusters of duplicates, a line for each, if they were looked for."""
+        return self.root / "duplicates.jsonl"
+
     def shard(self, shard: PlannedShard) -> Path:
         """The TFRecord file."""
         return self.root / f"{shard.name}.tfrecord"

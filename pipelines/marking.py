@@ -5,9 +5,7 @@ kept; those that have one are judged together in one place, and the verdicts go 
 input that has a duplicate.
 """
 
-import dataclasses
 import hashlib
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -31,7 +29,8 @@ from pipelines.glance import Glance, Seen
 from pipelines.perceptual import LOOK_BYTES
 from pipelines.process import read_input
 from pipelines.reasons import RejectedImage
-from pipelines.sides import Verdicts, decide
+from pipelines.sides import Verdicts, decide, list_clusters
+from pipelines.splits import unit_of
 from pipelines.values import InputRef
 from pipelines.write import GROUP_BYTES, GROUP_TASKS
 from shards.errors import UsageError
@@ -45,7 +44,7 @@ Looked = tuple[InputRef, bytes]  # a ref and the digest of its bytes, empty if t
 class MarkDuplicates(beam.PTransform):
     """Gives a fault to every duplicate that does not stay, and one place to all that belong together.
 
-    `decoders` is how many inputs one worker looks at at once; what was found is counted in a file at `path`.
+    `decoders` is how many inputs one worker looks at at once; the clusters are listed in a file at `path`.
     """
 
     config: BuildConfig
@@ -62,18 +61,32 @@ class MarkDuplicates(beam.PTransform):
             | "Look" >> beam.ParDo(LookAtInputs(config, self.decoders)).with_output_types(Looked)
         )
         pieces = looked | "FindPieces" >> FindPieces(config)
-        involved = pieces | "Groups" >> beam.Map(lambda found: frozenset(m.group for p in found for m in p.members))
+        once = refs.pipeline | "Once" >> beam.Create([None])
+        involved = once | "Groups" >> beam.Map(groups_of, AsList(pieces))  # {group}
         seen = looked | "Refs" >> beam.Keys()  # InputRef
         bound = (
             seen
-            | "Bound" >> beam.FlatMap(bound_group, config, AsSingleton(involved, default_value=frozenset()))
+            | "Bound" >> beam.FlatMap(bound_group, config, AsSingleton(involved))  # (group, split)
             | "OnceEach" >> beam.Distinct()  # (group, split)
         )
-        verdicts = pieces | "Decide" >> beam.Map(decide, AsList(bound), config.dedupe)  # Verdicts
+        verdicts = once | "Decide" >> beam.Map(_decide, AsList(pieces), AsList(bound), config)  # Verdicts
+        told = AsSingleton(verdicts)
         if self.path:
-            _ = verdicts | "Store" >> beam.Map(_store_found, self.path)
-        told = AsSingleton(verdicts, default_value=Verdicts())
+            _ = once | "List" >> beam.Map(_list_clusters, AsList(pieces), told, self.path)
         return seen | "Mark" >> beam.Map(mark, told, config).with_output_types(InputRef)
+
+
+def _decide(_: None, pieces: list[Piece], bound: list[tuple[str, str]], config: BuildConfig) -> Verdicts:
+    return decide(pieces, bound, config.dedupe)
+
+
+def _list_clusters(_: None, pieces: list[Piece], verdicts: Verdicts, path: Path) -> None:
+    write_atomically(path, "".join(list_clusters(pieces, verdicts)).encode())
+
+
+def groups_of(_: None, pieces: list[Piece]) -> frozenset[str]:
+    """The groups of inputs that have duplicates."""
+    return frozenset(member.group for piece in pieces for member in piece.members)
 
 
 @dataclass(eq=False)
@@ -188,8 +201,8 @@ class FindPieces(beam.PTransform):
 
     config: BuildConfig
 
-    def expand(self, looked: beam.PCollection[Looked]) -> beam.PCollection[list[Piece]]:
-        """Looked -> one list of pieces; none if there are none."""
+    def expand(self, looked: beam.PCollection[Looked]) -> beam.PCollection[Any]:
+        """Looked -> pieces."""
         members = looked | "Members" >> beam.FlatMap(key_by_mark, self.config).with_output_types(tuple[bytes, Any])
         if self.config.dedupe.find == "near":
             partners = members | "FindPartners" >> FindPartners(self.config.dedupe.distance)
@@ -199,7 +212,6 @@ class FindPieces(beam.PTransform):
             members
             | "GroupByMark" >> beam.GroupByKey()  # (mark, [Member or mark])
             | "Pieces" >> beam.FlatMapTuple(lambda mark, found: find_pieces(mark, found, read))  # Piece
-            | "Together" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()  # [Piece]
         )
 
 
@@ -247,11 +259,6 @@ def as_member(ref: InputRef, digest: bytes, config: BuildConfig) -> Member:
     )
 
 
-def unit_of(ref: InputRef) -> str:
-    """What is dealt as one unless duplicates are found: the group, or the input alone."""
-    return f"group\0{ref.group}" if ref.group else ref.key
-
-
 def bound_side(ref: InputRef, config: BuildConfig) -> str:
     """The split that a ref cannot leave: the source gives it, or the dataset has it there."""
     if ref.split and config.splits.use_given:
@@ -292,7 +299,3 @@ def mark(ref: InputRef, verdicts: Verdicts, config: BuildConfig) -> InputRef:
         return ref
     dealt = "" if bound_side(ref, config) else place.side
     return ref._replace(unit=place.unit, dealt=dealt, fault=verdict.fault if verdict else None)
-
-
-def _store_found(verdicts: Verdicts, path: Path) -> None:
-    write_atomically(path, json.dumps(dataclasses.asdict(verdicts.found)).encode())

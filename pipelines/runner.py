@@ -20,6 +20,7 @@ from pipelines.decoders import start_ahead
 from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.lock import Run
+from pipelines.marking import MarkDuplicates
 from pipelines.match import MatchInputs
 from pipelines.pipeline import DealSplits, ListInputs, PlanShards, WriteShards
 from pipelines.plan import Past, Plan
@@ -109,6 +110,8 @@ def run_build(
             refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool), run)
             if past:
                 refs = refs | "MatchInputs" >> MatchInputs(config, past.root, past.retry)
+            if config.dedupe.find != "none":
+                refs = refs | "MarkDuplicates" >> MarkDuplicates(config, decoders, folder.duplicates)
             refs = refs | "DealSplits" >> DealSplits(config)
             plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
             side = beam.pvalue.AsSingleton(plan)

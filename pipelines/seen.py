@@ -41,12 +41,12 @@ SEEN_SCHEMA = pa.schema(
         ("content", pa.uint64()),
     ]
 )
-_NOTHING_MADE = Made(b"", ())
 
 
 def seen_row(ref: InputRef, outcome: Outcome, identity: int, config: BuildConfig) -> tuple[Any, ...]:
     """The row of an input, with what became of it and what the accounts want to know."""
-    made, reason = (outcome, "") if isinstance(outcome, Made) else (_NOTHING_MADE, outcome.reason)
+    nothing = Made(b"", (), content=ref.content)
+    made, reason = (outcome, "") if isinstance(outcome, Made) else (nothing, outcome.reason)
     names = (to_bytes(ref.group), to_bytes(ref.unit), ref.look)
     accounts = (getattr(made, name) for name in ACCOUNTS)
     return to_bytes(ref.key), identity, str(reason), config.source_name(ref.source), *names, *accounts

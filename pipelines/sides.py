@@ -6,10 +6,12 @@ stays there and takes the others along. Where bounds contradict each other, an i
 tied to itself; one that is tied to both sides is left out, for on either side it would be a leak.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipelines.config import DedupeConfig
 from pipelines.duplicates import Cluster, Identity, Member, Piece, find_clusters, judge, repeats
@@ -40,14 +42,17 @@ class Found:
     dropped: int = 0
     conflicts: int = 0
 
+    def __add__(self, other: "Found") -> "Found":
+        """Both together."""
+        return Found(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The verdicts on all inputs that have duplicates, and the places of their groups; as large as these are many."""
+    """The verdicts on all inputs that have duplicates, and the places of their groups: as large as these are many."""
 
     members: Mapping[Identity, Verdict] = field(default_factory=dict)
     groups: Mapping[str, Place] = field(default_factory=dict)
-    found: Found = field(default_factory=Found)
 
 
 def decide(pieces: Iterable[Piece], group_sides: Iterable[tuple[str, str]], config: DedupeConfig) -> Verdicts:
@@ -62,12 +67,34 @@ def decide(pieces: Iterable[Piece], group_sides: Iterable[tuple[str, str]], conf
         dealer = _Dealer(together, bound, config)
         members |= dealer.verdicts()
         groups |= dealer.groups
-    return Verdicts(members, groups, _count(clusters, members))
+    return Verdicts(members, groups)
 
 
-def _count(clusters: Sequence[Cluster], members: Mapping[Identity, Verdict]) -> Found:
-    dropped = sum(verdict.fault is not None for verdict in members.values())
-    return Found(len(clusters), len(members), dropped, sum(cluster.has_conflict for cluster in clusters))
+def list_clusters(pieces: Iterable[Piece], verdicts: Verdicts) -> Iterator[str]:
+    """A line of JSON for each cluster: its members in their order, each with whom it is like among those before it."""
+    for cluster in find_clusters(pieces):
+        members = [_tell(cluster, number, verdicts) for number in range(len(cluster.members))]
+        yield json.dumps({"conflict": cluster.has_conflict, "members": members}) + "\n"
+
+
+def _tell(cluster: Cluster, number: int, verdicts: Verdicts) -> dict[str, Any]:
+    member = cluster.members[number]
+    told = {"key": member.key, "says": member.answer, "stays": verdicts.members[member.identity].fault is None}
+    if not number:
+        return told
+    other, bits = cluster.closest(number, range(number))
+    return told | {"like": cluster.members[other].key, "bits": max(bits, 0), "same_bytes": bits < 0}
+
+
+def read_found(path: Path) -> Found:
+    """What a listing of clusters adds up to."""
+    found = Found()
+    with path.open(encoding="utf-8") as lines:
+        for cluster in map(json.loads, lines):
+            members = cluster["members"]
+            dropped = sum(not member["stays"] for member in members)
+            found += Found(1, len(members), dropped, int(cluster["conflict"]))
+    return found
 
 
 def _tie_groups(clusters: Iterable[Cluster]) -> list[list[Cluster]]:

@@ -1,6 +1,5 @@
 """The transform under TestPipeline: which files are read, who is marked, and that the order does not matter."""
 
-import json
 import random
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from pipelines.coders import InputRefCoder
 from pipelines.config import BuildConfig
 from pipelines.marking import MarkDuplicates
 from pipelines.perceptual import FLAT
+from pipelines.sides import Found, read_found
 from pipelines.values import Before, Fault, InputRef, Location
 from shards.errors import UsageError
 
@@ -71,12 +71,12 @@ def files(tmp_path: Path) -> list[InputRef]:
 
 
 def test_exact_finds_the_same_bytes(files, tmp_path):
-    found = tmp_path / "found.json"
+    found = tmp_path / "duplicates.jsonl"
     marked = run(files, make_config("raw", "out", dedupe="exact"), found)
     same = Fault("duplicate", "it has the same bytes as a, which stays")
     assert faults(marked) == {"a": None, "b": same, "c": same, "d": None, "e": None}
     assert {key: ref.unit for key, ref in marked.items()} == {"a": "a", "b": "a", "c": "a", "d": "", "e": ""}
-    assert json.loads(found.read_bytes()) == {"clusters": 1, "members": 3, "dropped": 2, "conflicts": 0}
+    assert read_found(found) == Found(clusters=1, members=3, dropped=2, conflicts=0)
 
 
 def test_exact_reads_only_what_shares_its_size(files):
@@ -85,7 +85,9 @@ def test_exact_reads_only_what_shares_its_size(files):
 
 
 def test_nothing_found_passes_everything(files, tmp_path):
-    assert run(files[3:], make_config("raw", "out", dedupe="exact")) == {ref.key: ref for ref in files[3:]}
+    found = tmp_path / "duplicates.jsonl"
+    assert run(files[3:], make_config("raw", "out", dedupe="exact"), found) == {ref.key: ref for ref in files[3:]}
+    assert found.read_bytes() == b""
 
 
 def test_members_of_archives_and_whole_files_can_be_equal(files, tmp_path):

@@ -17,11 +17,11 @@ TILE = 160
 
 
 def photos() -> list[Image.Image]:
-    """Two photographs that scikit-learn carries, whole and cut into tiles."""
+    """Two photographs that scikit-learn carries, whole and cut into tiles; without those that are hardly but blur."""
     whole = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
     corners = [(left, top) for left in range(0, 640 - TILE + 1, TILE) for top in (0, TILE)]
     tiles = [image.crop((left, top, left + TILE, top + TILE)) for image in whole for left, top in corners]
-    return whole + tiles
+    return whole + [tile for tile in tiles if np.asarray(tile.convert("L")).std() > 30]
 
 
 PHOTOS = photos()
@@ -56,21 +56,20 @@ COPIES = {
 
 @pytest.mark.parametrize("change", COPIES)
 def test_copies_of_photographs_are_within_the_default_distance(change):
-    for image in PHOTOS[:2] + PHOTOS[2::3]:
+    for image in PHOTOS:
         original, copy = look_of(reencode(image, "jpeg", quality=95)), look_of(COPIES[change](image))
         assert distance(original, copy) <= DISTANCE
 
 
 def test_brightened_photographs_are_within_the_default_distance():
-    for image in PHOTOS[:2]:  # tiles have parts that become white altogether
+    for image in PHOTOS:
         bright = ImageEnhance.Brightness(image).enhance(1.1)
         assert distance(look_of(reencode(image, "png")), look_of(reencode(bright, "png"))) <= DISTANCE
 
 
 def test_other_photographs_are_far_away():
     looks = [look_of(reencode(image, "png")) for image in PHOTOS]
-    looks = [look for look in looks if look]
-    assert len(looks) >= 15
+    assert len(looks) >= 12
     nearest = min(distance(one, other) for one in looks for other in looks if one is not other)
     assert nearest > 3 * DISTANCE
 

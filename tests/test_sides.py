@@ -1,5 +1,6 @@
 """No cluster and no group is ever cut by a split, and nothing that is bound to a side moves."""
 
+import json
 import random
 
 from hypothesis import given
@@ -9,7 +10,7 @@ from test_duplicates import look, make_member, near, pieces_of
 from pipelines.config import DedupeConfig
 from pipelines.duplicates import Member
 from pipelines.perceptual import distance
-from pipelines.sides import Found, Place, Verdicts, decide
+from pipelines.sides import Found, Place, Verdicts, decide, list_clusters, read_found
 from pipelines.values import Fault
 
 REPORT = DedupeConfig(find="exact", policy="report")
@@ -91,7 +92,7 @@ def test_a_new_input_whose_group_is_on_the_other_side_is_left_out():
     assert verdicts["old"] == (Place("old", "test"), None)
 
 
-def test_found_counts_clusters_members_dropped_and_conflicts():
+def test_clusters_are_listed_and_counted(tmp_path):
     members = [
         make_member("a", content=5, answer=("cat",)),
         make_member("b", content=5, answer=("dog",)),
@@ -99,8 +100,35 @@ def test_found_counts_clusters_members_dropped_and_conflicts():
         make_member("d", content=6),
         make_member("e", content=6),
     ]
-    assert decided(members, DedupeConfig(find="exact")).found == Found(clusters=2, members=5, dropped=3, conflicts=1)
-    assert decided(members, REPORT).found == Found(clusters=2, members=5, dropped=0, conflicts=1)
+    pieces, path = pieces_of(members), tmp_path / "duplicates.jsonl"
+    path.write_text("".join(list_clusters(pieces, decide(pieces, (), DedupeConfig(find="exact")))))
+    assert read_found(path) == Found(clusters=2, members=5, dropped=3, conflicts=1)
+    path.write_text("".join(list_clusters(pieces, decide(pieces, (), REPORT))))
+    assert read_found(path) == Found(clusters=2, members=5, dropped=0, conflicts=1)
+    path.write_text("")
+    assert read_found(path) == Found()
+
+
+def test_the_listing_names_the_closest_of_those_before():
+    members = [
+        make_member("a", look=look(), answer=("cat",)),
+        make_member("b", look=look(1, 2, 3), answer=("dog",)),
+        make_member("c", look=look(1, 2)),
+        make_member("d", content=7, look=look()),
+        make_member("e", content=7, look=look()),
+    ]
+    pieces, config = pieces_of(members, limit=3), near(3)
+    (line,) = list_clusters(pieces, decide(pieces, (), config))
+    assert json.loads(line) == {
+        "conflict": True,
+        "members": [
+            {"key": "a", "says": ["cat"], "stays": True},
+            {"key": "b", "says": ["dog"], "stays": False, "like": "a", "bits": 3, "same_bytes": False},
+            {"key": "c", "says": [], "stays": False, "like": "b", "bits": 1, "same_bytes": False},
+            {"key": "d", "says": [], "stays": False, "like": "a", "bits": 0, "same_bytes": False},
+            {"key": "e", "says": [], "stays": False, "like": "d", "bits": 0, "same_bytes": True},
+        ],
+    }
 
 
 GROUPS, SIDES = st.sampled_from(["", "", "g", "h"]), st.sampled_from(["", "", "train", "test"])
