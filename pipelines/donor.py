@@ -14,6 +14,7 @@ from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan
 from pipelines.process import Made, Outcome, Task
+from pipelines.reasons import ALIKE
 from pipelines.seen import ACCOUNTS, IDENTITY, NOT_ITS_OWN, REASON, Identities, read_seen
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import Pending, Processor, Watcher, sort_refs, write_shard
@@ -74,12 +75,23 @@ def find_finished(
             return None
         identities = Identities(config)
         same = seen[IDENTITY].to_pylist() == [identities.of(ref) for ref in ordered]
+        same = same and _left_out(seen[REASON].to_pylist()) == _left_out(_reason_of(ref) for ref in ordered)
         whole = (folder.shard(shard).stat().st_size, len(read_index(folder.index(shard))))
         there = folder.facts(shard).exists() and folder.rejects(shard).exists() == (receipt.listed > receipt.records)
     except (OSError, ValueError):  # what cannot be read is made again
         return None
     same_ids = receipt.label_ids.items() <= plan.label_ids.items()
     return receipt if same and there and same_ids and whole == (receipt.bytes, receipt.records) else None
+
+
+def _left_out(reasons: Iterable[str]) -> list[str]:
+    """The reasons that other inputs are to blame for: these may come and go while an input stays what it is."""
+    return [reason if reason in ALIKE else "" for reason in reasons]
+
+
+def _reason_of(ref: InputRef) -> str:
+    """Why an input is left out before it is opened, if it is."""
+    return ref.fault.reason if ref.fault else ""
 
 
 def open_shards(places: Iterable[tuple[Donor, PlannedShard]]) -> list["OldShard"]:

@@ -52,7 +52,8 @@ class Reason(StrEnum):
 LISTED_TWICE = "listed_twice"
 # It has the same bytes as another input, or looks like one (`dedupe`); or such inputs have different labels.
 DUPLICATE, NEAR_DUPLICATE, CONFLICTING_LABELS = "duplicate", "near_duplicate", "conflicting_labels"
-DUPLICATES = frozenset({LISTED_TWICE, DUPLICATE, NEAR_DUPLICATE, CONFLICTING_LABELS})
+ALIKE = frozenset({DUPLICATE, NEAR_DUPLICATE, CONFLICTING_LABELS})
+DUPLICATES = ALIKE | {LISTED_TWICE}
 
 
 class RejectedImage(Exception):

@@ -217,6 +217,9 @@ OTHER_FIELDS = {
     "columns.*.buckets": "test_transform.py::test_the_number_of_buckets_is_obeyed",
     "transform.analyze": "test_transform.py::test_the_analysed_splits_define_the_normalisation",
     "max_rejects": "test_accounts.py::test_budgets_by_number_fraction_and_reason",
+    "dedupe.find": "test_marking.py::test_near_finds_what_looks_alike",
+    "dedupe.distance": "test_marking.py::test_the_distance_is_obeyed",
+    "dedupe.policy": "test_marking.py::test_report_keeps_all_in_one_unit",
     "quarantine": "test_accounts.py::test_quarantine_keeps_the_bytes_once",
     "image.max_seconds": "test_decoders.py::test_a_file_that_cannot_even_be_read_in_time_is_refused",
     "image.max_memory_mb": "test_decoders.py::test_a_bad_picture_costs_one_reject_wherever_it_is",
@@ -335,4 +338,30 @@ def test_resize_short_form(text, values):
 def test_impossible_configs_are_refused(overrides, message):
     with pytest.raises(UsageError) as caught:
         load_settings(BuildConfig, None, {"source.path": "x", "output": "y", **overrides})
+    assert message in str(caught.value)
+
+
+def test_dedupe_is_a_word_or_a_mapping():
+    assert make_config("raw", "out").dedupe.find == "none"
+    near = make_config("raw", "out", dedupe="near").dedupe
+    assert (near.find, near.distance, near.policy, near.limit) == ("near", 16, "keep_first", 16)
+    assert make_config("raw", "out", dedupe={"find": "exact", "policy": "report"}).dedupe.limit == 0
+
+
+@pytest.mark.parametrize(
+    ("dedupe", "message"),
+    [
+        ("fuzzy", "dedupe: Input should be 'none', 'exact' or 'near'"),
+        ({"find": "near", "distance": 32}, "dedupe.distance: Input should be less than or equal to 31"),
+        (
+            {"find": "exact", "distance": 3},
+            "dedupe: distance is for find near, not for exact; remove it, or set dedupe.find to near",
+        ),
+        ({"policy": "report"}, "dedupe: policy needs duplicates to be found; set dedupe.find to exact or near"),
+        ({"find": "near", "polcy": "report"}, "unknown key 'polcy' in dedupe; did you mean 'policy'?"),
+    ],
+)
+def test_dedupe_settings_that_cannot_be_meant_are_refused(dedupe, message):
+    with pytest.raises(UsageError) as caught:
+        make_config("raw", "out", dedupe=dedupe)
     assert message in str(caught.value)

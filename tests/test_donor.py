@@ -263,3 +263,15 @@ def test_spooled_inputs_are_the_same_wherever_their_copies_lie():
     first = Identities(one).of(InputRef("k", Location("a/.build/spool/000000.bin", 4, 0, content=77)))
     assert Identities(two).of(InputRef("k", Location("b/.build/spool/000003.bin", 4, 90, content=77))) == first
     assert Identities(two).of(InputRef("k", Location("b/.build/spool/000003.bin", 4, 90, content=78))) != first
+
+
+def test_a_shard_whose_duplicates_changed_is_not_finished(base):
+    refs = refs_of(3, 4, 5)
+    same = refs[1]._replace(fault=Fault("duplicate", "it has the same bytes as another, which stays"))
+    folder = write_old(base, [refs[0], same, refs[2]])
+    assert load_receipt(folder.receipt(SHARD)).duplicates == 1
+    assert write_again(base, [refs[0], same, refs[2]]) == []
+    assert write_again(base, refs) == ["1.png"]  # the other one is gone
+    assert load_receipt(folder.receipt(SHARD)).records == 3
+    assert write_again(base, [refs[0], same, refs[2]]) == ["1.png"]  # and there again
+    assert load_receipt(folder.receipt(SHARD)).duplicates == 1

@@ -1,6 +1,8 @@
 """The transform under TestPipeline: which files are read, who is marked, and that the order does not matter."""
 
+import json
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from apache_beam.testing.test_pipeline import TestPipeline as BeamTestPipeline
 from conftest import make_config, make_ref
 from PIL import Image
 from sklearn.datasets import load_sample_image
+from test_update import examples_of, run_append, run_build
 
 from pipelines import marking
 from pipelines.coders import InputRefCoder
@@ -21,6 +24,7 @@ from pipelines.perceptual import FLAT
 from pipelines.sides import Found, read_found
 from pipelines.values import Before, Fault, InputRef, Location
 from shards.errors import UsageError
+from shards.verify import verify
 
 LOCAL = PipelineOptions(["--runner=FnApiRunner"])
 
@@ -159,6 +163,13 @@ def test_near_finds_what_looks_alike(pictures):
     assert units == {"first.png"}
 
 
+def test_the_distance_is_obeyed(pictures):
+    marked = run(pictures, make_config("raw", "out", dedupe={"find": "near", "distance": 0}))
+    assert marked["zcopy.png"].fault
+    assert not marked["first_q30.jpg"].fault
+    assert marked["first_q30.jpg"].unit == ""
+
+
 def test_report_keeps_all_in_one_unit(pictures):
     marked = run(pictures, make_config("raw", "out", dedupe={"find": "near", "policy": "report"}))
     assert not any(ref.fault for ref in marked.values())
@@ -221,3 +232,63 @@ def test_refs_of_one_size_stream():
     assert [(ref.key, wanted) for ref, wanted in found] == [("k3", True), ("k4", True)]
     alone = make_ref("x", size=4)
     assert list(marking.find_shared("4", [alone])) == [(alone, False)]
+
+
+def lines_of(root: Path) -> dict[str, tuple[str, str]]:
+    """The inputs that were left out, with reason and message."""
+    rows = [json.loads(line) for path in (root / "rejected").glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {row["key"]: (row["reason"], row["message"]) for row in rows}
+
+
+def splits_of(root: Path) -> dict[str, str]:
+    """Every example's split, by key."""
+    return {key: split for split, records in examples_of(root).items() for key in records}
+
+
+def test_a_build_leaves_duplicates_out_and_an_append_keeps_to_it(tmp_path):
+    raw = tmp_path / "raw"
+    for number in range(8):
+        save(raw / "photo" / f"{number}.jpg", photo(number), quality=95)
+    save(raw / "photo" / "9_small.png", photo(3).resize((80, 105)))
+    save(raw / "other" / "wrong.jpg", photo(5), quality=60)
+    shutil.copy(raw / "photo" / "1.jpg", raw / "photo" / "1_copy.jpg")
+    settings = {"splits": {"fractions": {"train": 0.6, "test": 0.4}}, "image": {"resize": "exact:16"}, "dedupe": "near"}
+    config = make_config(raw, tmp_path / "out", **settings)
+    manifest = run_build(config)
+    assert (manifest.counts.listed, manifest.counts.written, manifest.counts.duplicates) == (11, 8, 3)
+    assert manifest.counts.rejected == {}
+    lines = lines_of(tmp_path / "out")
+    assert lines["photo/1_copy.jpg"] == ("duplicate", "it has the same bytes as photo/1.jpg, which stays")
+    assert lines["photo/9_small.png"][0] == lines["photo/5.jpg"][0] == "near_duplicate"
+    assert lines["photo/5.jpg"][1].startswith("it looks like other/wrong.jpg, which stays: ")
+    assert read_found(tmp_path / "out" / "duplicates.jsonl") == Found(clusters=3, members=6, dropped=3, conflicts=1)
+    assert verify(tmp_path / "out") == []
+    before = splits_of(tmp_path / "out")
+
+    (raw / "photo" / "0.jpg").rename(raw / "photo" / "00.jpg")  # as if one went and its copy came
+    (raw / "photo" / "1.jpg").unlink()  # its copy takes its place
+    save(raw / "another" / "7.png", photo(7))  # comes before by its key, but the dataset has the other
+    manifest = run_append(config)
+    after = splits_of(tmp_path / "out")
+    assert (manifest.counts.written, manifest.counts.duplicates) == (8, 3)
+    kept = set(before) - {"photo/0.jpg", "photo/1.jpg"}
+    assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
+    assert set(after) - kept == {"photo/00.jpg", "photo/1_copy.jpg"}
+    assert after["photo/1_copy.jpg"] == before["photo/1.jpg"]
+    assert lines_of(tmp_path / "out")["another/7.png"][1].startswith("it looks like photo/7.jpg, which stays: ")
+    assert verify(tmp_path / "out") == []
+
+
+def test_what_is_reported_is_on_one_side_of_the_splits(tmp_path):
+    raw = tmp_path / "raw"
+    for number in range(6):
+        save(raw / "photo" / f"{number}.jpg", photo(number), quality=95)
+        save(raw / "photo" / f"{number}_again.jpg", photo(number), quality=50)
+    dedupe = {"find": "near", "policy": "report"}
+    config = make_config(raw, tmp_path / "out", splits={"fractions": {"train": 0.5, "test": 0.5}}, dedupe=dedupe)
+    manifest = run_build(config)
+    assert (manifest.counts.written, manifest.counts.duplicates) == (12, 0)
+    splits = splits_of(tmp_path / "out")
+    assert set(splits.values()) == {"train", "test"}
+    assert all(splits[f"photo/{n}.jpg"] == splits[f"photo/{n}_again.jpg"] for n in range(6))
+    assert read_found(tmp_path / "out" / "duplicates.jsonl") == Found(clusters=6, members=12)
