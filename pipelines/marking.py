@@ -26,6 +26,7 @@ from pipelines.decoders import DecoderPool
 from pipelines.duplicates import DIGEST_BYTES, Member, Piece, find_pieces
 from pipelines.forms import row_length
 from pipelines.glance import Glance, Seen
+from pipelines.lock import UNANNOUNCED, Run
 from pipelines.perceptual import LOOK_BYTES
 from pipelines.process import read_input
 from pipelines.reasons import RejectedImage
@@ -34,7 +35,7 @@ from pipelines.splits import unit_of
 from pipelines.values import InputRef
 from pipelines.write import GROUP_BYTES, GROUP_TASKS
 from shards.errors import UsageError
-from shards.files import write_atomically
+from shards.files import naming_after, write_atomically
 
 Candidate = tuple[InputRef, bool]  # a ref, and whether it may have duplicates
 Looked = tuple[InputRef, bytes]  # a ref and the digest of its bytes, empty if they were not read
@@ -50,6 +51,7 @@ class MarkDuplicates(beam.PTransform):
     config: BuildConfig
     decoders: int
     path: Path | None = None
+    run: Run = UNANNOUNCED
 
     def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[InputRef]:
         """Refs -> the same refs."""
@@ -72,7 +74,7 @@ class MarkDuplicates(beam.PTransform):
         verdicts = once | "Decide" >> beam.Map(_decide, AsList(pieces), AsList(bound), config)  # Verdicts
         told = AsSingleton(verdicts)
         if self.path:
-            _ = once | "List" >> beam.Map(_list_clusters, AsList(pieces), told, self.path)
+            _ = once | "List" >> beam.Map(_list_clusters, AsList(pieces), told, self.path, self.run)
         return seen | "Mark" >> beam.Map(mark, told, config).with_output_types(InputRef)
 
 
@@ -80,8 +82,9 @@ def _decide(_: None, pieces: list[Piece], bound: list[tuple[str, str]], config: 
     return decide(pieces, bound, config.dedupe)
 
 
-def _list_clusters(_: None, pieces: list[Piece], verdicts: Verdicts, path: Path) -> None:
-    write_atomically(path, "".join(list_clusters(pieces, verdicts)).encode())
+def _list_clusters(_: None, pieces: list[Piece], verdicts: Verdicts, path: Path, run: Run) -> None:
+    with naming_after(run.check):
+        write_atomically(path, "".join(list_clusters(pieces, verdicts)).encode())
 
 
 def groups_of(_: None, pieces: list[Piece]) -> frozenset[str]:

@@ -111,7 +111,7 @@ def run_build(
             if past:
                 refs = refs | "MatchInputs" >> MatchInputs(config, past.root, past.retry)
             if config.dedupe.find != "none":
-                refs = refs | "MarkDuplicates" >> MarkDuplicates(config, decoders, folder.duplicates)
+                refs = refs | "MarkDuplicates" >> MarkDuplicates(config, decoders, folder.duplicates, run)
             refs = refs | "DealSplits" >> DealSplits(config)
             plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
             side = beam.pvalue.AsSingleton(plan)
