@@ -141,12 +141,16 @@ class SplitsConfig(Settings):
     """How examples are dealt to splits: a salted hash of the group or key, unless the source gives the split.
 
     A source may give the splits of `fractions`, the usual names (train, val, test, ...) and those in `given`.
+    `stratify` keeps to the fractions in every class, to within one input or the largest group; of several labels the
+    rarest counts. `fail_on_leak` fails a build in which an example, or a group, is in two splits.
     """
 
     fractions: dict[str, Fraction] = {"train": 0.8, "validation": 0.1, "test": 0.1}
     salt: str = ""
     use_given: bool = True
     given: tuple[str, ...] = ()
+    stratify: bool = False
+    fail_on_leak: bool = False
 
     def knows(self, name: str) -> bool:
         """Whether a source may give this split."""
@@ -338,6 +342,12 @@ class BuildConfig(Settings):
             raise ValueError(f"columns.{per_box[0]} has a value per box, but there are no boxes; add `boxes: {{}}`")
         return self
 
+    @model_validator(mode="after")
+    def _classes_to_stratify(self) -> "BuildConfig":
+        if self.splits.stratify and self.labels.kind in ("none", "regression"):
+            raise ValueError(f"splits.stratify needs classes, labels of kind {self.labels.kind} have none; remove it")
+        return self
+
     @field_validator("max_reject_fraction", "max_rejects")
     @classmethod
     def _known_reasons(cls, budget: Any) -> Any:
@@ -362,6 +372,7 @@ class BuildConfig(Settings):
         places = {"path", "root", "labels_path", "arguments"}  # arguments may hold places too
         values["sources"] = [source.model_dump(mode="json", exclude=places) for source in self.all_sources]
         values["labels"].pop("names")  # the names themselves are in the manifest
+        values["splits"].pop("fail_on_leak")
         return values
 
 

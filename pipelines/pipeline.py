@@ -24,7 +24,6 @@ from pipelines.scan import PartitionDigest
 from pipelines.sources import list_partition, partition_sources
 from pipelines.sources.base import Partition
 from pipelines.sources.rows import read_names
-from pipelines.splits import deal
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import write_shard
 from shards.files import naming_after
@@ -133,17 +132,6 @@ class CountRefs(beam.CombineFn):
     def extract_output(self, listing: Listing) -> Listing:
         """The listing itself."""
         return listing
-
-
-@dataclass(eq=False)
-class DealSplits(beam.PTransform):
-    """Decides the split of every ref; what the dataset has stays where it is."""
-
-    config: BuildConfig
-
-    def expand(self, refs: beam.PCollection[InputRef]) -> beam.PCollection[InputRef]:
-        """Refs -> the same refs, dealt."""
-        return refs | "Deal" >> beam.Map(deal, self.config.splits).with_output_types(InputRef)
 
 
 @dataclass(eq=False)

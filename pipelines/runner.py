@@ -16,13 +16,14 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 
 from pipelines.config import BuildConfig
+from pipelines.dealing import DealSplits
 from pipelines.decoders import start_ahead
 from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.lock import Run
 from pipelines.marking import MarkDuplicates
 from pipelines.match import MatchInputs
-from pipelines.pipeline import DealSplits, ListInputs, PlanShards, WriteShards
+from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.plan import Past, Plan
 from shards.errors import ShardsmithError, UsageError
 

@@ -1,7 +1,8 @@
 """Which split an input goes to, and where it stands in it: hashes of names, the same on every machine."""
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from pipelines.config import BuildConfig, SplitsConfig
 from pipelines.values import InputRef
@@ -25,26 +26,64 @@ def unit_of(ref: InputRef) -> str:
     return ref.unit or (f"group\0{ref.group}" if ref.group else ref.key)
 
 
-def choose_split(ref: InputRef, splits: SplitsConfig) -> str:
-    """The split the source gives, or the one that the salted hash of group or key falls in."""
-    if ref.split and splits.use_given:
+def is_tied(ref: InputRef) -> bool:
+    """Whether other inputs may have to be on the same side as this one."""
+    return bool(ref.unit or ref.group) and not (ref.before and ref.before.gone)
+
+
+def is_given(ref: InputRef, splits: SplitsConfig) -> bool:
+    """Whether the source decides."""
+    return bool(ref.split) and splits.use_given
+
+
+def bound_side(ref: InputRef, splits: SplitsConfig) -> str:
+    """The split that an input is bound to: found on the way, given by the source, or where the dataset has it."""
+    if ref.dealt:
+        return ref.dealt
+    if is_given(ref, splits):
         return ref.split
-    position = stable_hash(unit_of(ref), salt=f"split\0{splits.salt}") / 2**64
+    return ref.before.split if ref.before else ""
+
+
+def follow_side(refs: Iterable[InputRef], splits: SplitsConfig) -> str:
+    """The split that the unbound inputs of a unit go to: where most of the bound are, the first by name of several."""
+    sides = Counter(side for ref in refs if (side := bound_side(ref, splits)))
+    return min(sides, key=lambda side: (-sides[side], side), default="")
+
+
+def unit_position(unit: str, splits: SplitsConfig) -> int:
+    """Where a unit stands among all others: 64 bits of a salted hash."""
+    return stable_hash(unit, salt=f"split\0{splits.salt}")
+
+
+def split_at(position: int, splits: SplitsConfig) -> str:
+    """The split that a position falls in by the fractions."""
     bound = 0.0
     for name, fraction in splits.fractions.items():
         bound += fraction
-        if position < bound:
+        if position / 2**64 < bound:
             return name
     return next(name for name, fraction in reversed(splits.fractions.items()) if fraction > 0)
 
 
+def choose_split(ref: InputRef, splits: SplitsConfig) -> str:
+    """The split the source gives, or the one that the salted hash of group or key falls in."""
+    return ref.split if is_given(ref, splits) else split_at(unit_position(unit_of(ref), splits), splits)
+
+
 def deal(ref: InputRef, splits: SplitsConfig) -> InputRef:
     """The ref with its split; an input that the dataset has stays in its own, unless the source gives another."""
-    if ref.dealt:
-        return ref
-    if ref.before and not (ref.split and splits.use_given):
-        return ref._replace(dealt=ref.before.split)
-    return ref._replace(dealt=choose_split(ref, splits))
+    return ref._replace(dealt=bound_side(ref, splits) or choose_split(ref, splits))
+
+
+def deal_unit(refs: Iterable[InputRef], splits: SplitsConfig, free: str = "") -> Iterator[InputRef]:
+    """The refs of one unit with one split: that of those that are bound, or else `free` or what the hash says.
+
+    Who is bound stays where it is, even if others of the unit are bound elsewhere. Goes through the refs twice.
+    """
+    side = follow_side(refs, splits) or free
+    for ref in refs:
+        yield ref._replace(dealt=bound_side(ref, splits) or side or choose_split(ref, splits))
 
 
 def split_order(names: Iterable[str], splits: SplitsConfig) -> list[str]:

@@ -15,9 +15,10 @@ from PIL import Image
 
 from pipelines.coders import InputRefCoder
 from pipelines.config import BuildConfig
+from pipelines.dealing import DealSplits
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.listing import Listing
-from pipelines.pipeline import DealSplits, ListInputs, PlanShards, WriteShards, key_by_shard
+from pipelines.pipeline import ListInputs, PlanShards, WriteShards, key_by_shard
 from pipelines.plan import make_plan
 from pipelines.runner import parse_beam_options, run_build
 from pipelines.splits import deal
