@@ -15,6 +15,7 @@ from pipelines.config import BuildConfig
 from pipelines.confirm import confirm
 from pipelines.donor import Donor
 from pipelines.layout import BuildFolder, load_plan, load_receipt, sweep_unplanned
+from pipelines.leak_check import leaks_in_words
 from pipelines.lock import announce, exclusive
 from pipelines.objects import use_options
 from pipelines.plan import Past, Plan
@@ -237,6 +238,8 @@ def print_summary(manifest: Manifest, config: BuildConfig) -> None:
         print(f"rejected: {reasons}; see {config.output}/rejected")
     if counts.kept_truncated:
         print(f"{counts.kept_truncated:,} written pictures were cut off and kept (image.truncated)")
+    if len(manifest.splits) > 1:
+        print(f"leaks: {leaks_in_words(manifest)}")
     if config.boxes:
         print(f"boxes: {counts.boxes_kept:,} kept, {counts.boxes_dropped:,} dropped")
 

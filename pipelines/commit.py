@@ -16,10 +16,12 @@ from pipelines.accounts import check_accounting, check_budget, count_up
 from pipelines.analyst import Analysis, Analyst
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_receipts
+from pipelines.leak_check import check_leaks
 from pipelines.plan import Plan
 from pipelines.recipe import Recipe, compare
 from pipelines.report import render_report
 from pipelines.schema import feature_list, schema_text, tfds_files
+from pipelines.shuffle import measure_shuffle
 from pipelines.values import PlannedShard, Receipt
 from shards.errors import ShardsmithError
 from shards.files import hash_file, is_temporary, write_atomically
@@ -54,9 +56,12 @@ def commit(
     check_accounting(plan, receipts, counts, folder)
     check_budget(counts, config, folder)
     splits = describe_splits(plan, receipts, origin.before)
+    names = [split.name for split in splits]
+    leaks = check_leaks(receipts, names, config, older=origin.root)
     _analyze(plan, splits, receipts, config, analyst=analyst, options=options)
     _describe(plan, splits, config, receipts, origin.version)
     manifest = make_manifest(plan, splits, config, counts, origin)
+    manifest = manifest.model_copy(update={"leaks": leaks, "shuffle": measure_shuffle(names, receipts, folder)})
     report = render_report(manifest, folder.root, shards=(folder.root, *([origin.root] if origin.root else [])))
     write_atomically(folder.root / "report.html", report.encode())
     manifest = manifest.model_copy(update={"files": list_files(folder)})

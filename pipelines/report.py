@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pipelines.leak_check import leaks_in_words, read_leaks
 from pipelines.reasons import DUPLICATES
 from shards.example import decode_example
-from shards.manifest import Manifest, SplitEntry
-from shards.records import read_records
+from shards.manifest import Manifest, ShuffleEntry, SplitEntry
+from shards.records import read_index, read_records
 from shards.samples import Sample, make_sample, show_plainly
 
-_SAMPLES, _SAMPLE_BYTES, _ROWS, _ROW_VALUES, _REJECTS = 24, 60_000, 10, 8, 100
+_SAMPLES, _SAMPLE_BYTES, _ROWS, _ROW_VALUES, _REJECTS, _LEAKS = 24, 60_000, 10, 8, 100, 20
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1d2330; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; } .quiet { color: #667085; }
@@ -47,6 +48,8 @@ def render_report(manifest: Manifest, root: Path, *, shards: Sequence[Path] = ()
             ("split", "examples", "shards", "MB", "smallest shard", "largest shard"), map(_split_row, manifest.splits)
         ),
         *(["<h2>Classes</h2>", _class_table(manifest)] if manifest.labels else []),
+        *_leaks(manifest, root, shards or (root,)),
+        *_shuffle(manifest),
         *_first_examples(manifest, shards or (root,)),
         "<h2>Rejected inputs</h2>",
         _rejects(manifest, root),
@@ -93,6 +96,55 @@ def _history(manifest: Manifest) -> str:
     fields = ("version", "command", *header[2:])
     rows = [tuple(getattr(each, name) for name in fields) for each in manifest.history]
     return _table([name.replace("_", " ") for name in header], rows)
+
+
+def _leaks(manifest: Manifest, root: Path, folders: Sequence[Path]) -> Iterator[str]:
+    """What is in two splits, the first of it side by side."""
+    if len(manifest.splits) < 2:
+        return
+    yield f"<h2>Leaks</h2><p>Leaks: {html.escape(leaks_in_words(manifest))}.</p>"
+    for leak in read_leaks(root, limit=_LEAKS):
+        samples = [_read_sample(*place, folders) for place in zip(leak.shards, leak.records, strict=True)]
+        small = [sample for sample in samples if 0 < len(sample.image) <= _SAMPLE_BYTES]
+        yield f'<p>{html.escape(str(leak))}</p><div class="samples">{"".join(map(_figure, small))}</div>'
+
+
+def _read_sample(shard: str, record: int, folders: Sequence[Path]) -> Sample:
+    folder = next(folder for folder in folders if (folder / f"{shard}.tfrecord").exists())
+    with (folder / f"{shard}.tfrecord").open("rb") as stream:
+        stream.seek(int(read_index(folder / f"{shard}.idx")[record][0]))
+        return make_sample(decode_example(next(read_records(stream))[1]))
+
+
+def _shuffle(manifest: Manifest) -> Iterator[str]:
+    """How random the order is, in numbers and in words."""
+    yield "<h2>Shuffle</h2>"
+    yield (
+        "<p>Runs tests: by how many standard deviations the order of the examples differs from a random one, with "
+        "regard to the order of their keys and to their classes. Class mix: how likely a random order mixes the "
+        "classes as unevenly over the shards (chi-square).</p>"
+    )
+    rows = [
+        (
+            html.escape(each.split),
+            each.examples,
+            each.shards,
+            "" if each.source_z is None else f"{each.source_z:+.2f}",
+            "" if each.class_z is None else f"{each.class_z:+.2f}",
+            "" if each.mix_p is None else f"{each.mix_p:.2g}",
+            _verdict(each),
+        )
+        for each in manifest.shuffle
+    ]
+    yield _table(("split", "examples", "shards", "key order z", "class order z", "class mix p", "order"), rows)
+    if not all(each.is_random for each in manifest.shuffle):
+        yield "<p>What is appended lies in shards of its own, behind the others, until <code>compact</code>.</p>"
+
+
+def _verdict(entry: ShuffleEntry) -> str:
+    if entry.source_z is None and entry.class_z is None:
+        return "too few to tell"
+    return "random" if entry.is_random else "not random"
 
 
 def _boxes_in_words(manifest: Manifest) -> str:

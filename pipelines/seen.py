@@ -18,6 +18,7 @@ from pipelines.config import BuildConfig, SourceConfig
 from pipelines.layout import BuildFolder
 from pipelines.process import Made, Outcome
 from pipelines.reasons import DUPLICATES, Reason
+from pipelines.splits import is_given
 from pipelines.storage import glob_root, is_glob, is_remote
 from pipelines.values import InputRef
 
@@ -33,6 +34,7 @@ SEEN_SCHEMA = pa.schema(
         ("group", pa.binary()),
         ("unit", pa.binary()),
         ("look", pa.binary()),
+        ("given", pa.bool_()),  # whether the source decided on its split
         ("format", pa.string()),
         ("sides", pa.list_(pa.int64())),
         ("boxes_kept", pa.int64()),
@@ -47,7 +49,7 @@ def seen_row(ref: InputRef, outcome: Outcome, identity: int, config: BuildConfig
     """The row of an input, with what became of it and what the accounts want to know."""
     nothing = Made(b"", (), content=ref.content)
     made, reason = (outcome, "") if isinstance(outcome, Made) else (nothing, outcome.reason)
-    names = (to_bytes(ref.group), to_bytes(ref.unit), ref.look)
+    names = (to_bytes(ref.group), to_bytes(ref.unit), ref.look, is_given(ref, config.splits))
     accounts = (getattr(made, name) for name in ACCOUNTS)
     return to_bytes(ref.key), identity, str(reason), config.source_name(ref.source), *names, *accounts
 

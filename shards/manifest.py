@@ -142,6 +142,47 @@ class HistoryEntry(_Value):
     settings: dict[str, tuple[str, str]] = {}
 
 
+class Leaks(_Value):
+    """How many examples of later splits have a copy in an earlier one, or share their group with an example there.
+
+    `near` is null where nobody looked for pictures that look alike. In `given` of all these cases the source itself
+    decided on a split. Each case is a line of leaks.jsonl.
+    """
+
+    exact: NonNegativeInt = 0
+    near: NonNegativeInt | None = None
+    group: NonNegativeInt = 0
+    given: NonNegativeInt = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.exact + (self.near or 0) + self.group
+
+
+class ShuffleEntry(_Value):
+    """Whether the order of a split tells anything: of some `examples` over all its shards, or null where it cannot.
+
+    `source_z` and `class_z` are the standard deviations by which runs of neighbours from the same half of the source,
+    and of the same class, differ from a random order; `mix_p` is the chance that a random order mixes the classes as
+    unevenly over the shards.
+    """
+
+    split: str
+    examples: NonNegativeInt
+    shards: NonNegativeInt
+    source_z: float | None = None
+    class_z: float | None = None
+    mix_p: float | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether no test speaks against a random order; by chance one in ten thousand does."""
+        return all(abs(z or 0) < 3.89 for z in (self.source_z, self.class_z)) and (
+            self.mix_p is None or self.mix_p >= 1e-4
+        )
+
+
 class Manifest(_Value):
     """The table of contents of a dataset directory.
 
@@ -162,6 +203,8 @@ class Manifest(_Value):
     files: tuple[FileEntry, ...]
     retired: tuple[FileEntry, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
+    leaks: Leaks = Leaks()
+    shuffle: tuple[ShuffleEntry, ...] = ()
 
     @property
     def label_summary(self) -> str:

@@ -151,6 +151,10 @@ JOB_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"source": {"path": "list.csv", "fields": {"split": "odd_split"}}},
         {"source": {"path": "list.csv", "fields": {"split": "odd_split"}}, "splits": {"given": ["night"]}},
     ),
+    "splits.stratify": (
+        {"splits": {"fractions": {"train": 0.5, "test": 0.5}}},
+        {"splits": {"fractions": {"train": 0.5, "test": 0.5}, "stratify": True}},
+    ),
     "image.resize.mode": ({"image": {"resize": "exact:20"}}, {"image": {"resize": "center_crop:20"}}),
     "image.resize.size": ({"image": {"resize": "exact:20"}}, {"image": {"resize": "exact:24"}}),
     "image.resize.width": ({"image": {"resize": "exact:20x16"}}, {"image": {"resize": "exact:24x16"}}),
@@ -213,6 +217,7 @@ OTHER_FIELDS = {
     "name": "test_config.py::test_output_and_name_and_budget",
     "max_reject_fraction": "test_config.py::test_output_and_name_and_budget",
     "source.kind": "test_config.py::test_source_kind_decides_how_a_path_is_read",
+    "splits.fail_on_leak": "test_leaks.py::test_fail_on_leak_fails_the_build_and_keeps_the_list",
     "columns.*.scale": "test_transform.py::test_columns_are_scaled_as_configured",
     "columns.*.buckets": "test_transform.py::test_the_number_of_buckets_is_obeyed",
     "transform.analyze": "test_transform.py::test_the_analysed_splits_define_the_normalisation",

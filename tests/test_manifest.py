@@ -19,8 +19,10 @@ from shards.manifest import (
     FeatureEntry,
     FileEntry,
     HistoryEntry,
+    Leaks,
     Manifest,
     ShardEntry,
+    ShuffleEntry,
     SourceEntry,
     SplitEntry,
     parse_manifest,
@@ -87,6 +89,11 @@ SMALL = Manifest(
             ended_shards=1,
             settings={"image.max_megapixels": ("50", "100")},
         ),
+    ),
+    leaks=Leaks(exact=2, near=None, group=1, given=3),
+    shuffle=(
+        ShuffleEntry(split="train", examples=3000, shards=4, source_z=-0.25, class_z=1.5, mix_p=0.61),
+        ShuffleEntry(split="test", examples=3, shards=1),
     ),
 )
 
