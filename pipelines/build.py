@@ -23,6 +23,7 @@ from pipelines.progress import show_progress
 from pipelines.recipe import Recipe, compare
 from pipelines.runner import is_local, run_build, run_plan
 from pipelines.scan import save_scan
+from pipelines.sides import read_found
 from pipelines.sources import check_sources, partition_sources, resolve, stamp
 from pipelines.sources.folders import root_of
 from pipelines.spool import drop_stale
@@ -236,6 +237,9 @@ def print_summary(manifest: Manifest, config: BuildConfig) -> None:
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items())
         print(f"rejected: {reasons}; see {config.output}/rejected")
+    if config.dedupe.find != "none":
+        listing = BuildFolder(Path(config.output)).duplicates
+        print(f"{read_found(listing)}; see {listing}")
     if counts.kept_truncated:
         print(f"{counts.kept_truncated:,} written pictures were cut off and kept (image.truncated)")
     if len(manifest.splits) > 1:

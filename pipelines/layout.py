@@ -141,6 +141,10 @@ class BuildFolder:
         """How many inputs of a partition have been listed."""
         return self.work / "listing" / str(partition)
 
+    def looking(self, worker: str) -> Path:
+        """How many inputs a worker has looked at in search of duplicates."""
+        return self.work / "looking" / worker
+
     def taken(self, shard: PlannedShard) -> Path:
         """How many records a shard took over from an earlier run, and whether (1 or 0) it was whole there already."""
         return self.work / "taken" / shard.slug
@@ -173,7 +177,7 @@ class BuildFolder:
                 self._clear()
             for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
                 folder.mkdir(parents=True, exist_ok=True)
-            for name in ("progress", "listing", "taken"):
+            for name in ("progress", "listing", "looking", "taken"):
                 shutil.rmtree(self.work / name, ignore_errors=True)
                 (self.work / name).mkdir(parents=True)
             if self.plan.exists():

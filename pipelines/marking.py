@@ -6,6 +6,8 @@ input that has a duplicate.
 """
 
 import hashlib
+import time
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -26,6 +28,7 @@ from pipelines.decoders import DecoderPool
 from pipelines.duplicates import DIGEST_BYTES, Member, Piece, find_pieces
 from pipelines.forms import row_length
 from pipelines.glance import Glance, Seen
+from pipelines.layout import BuildFolder
 from pipelines.lock import UNANNOUNCED, Run
 from pipelines.perceptual import LOOK_BYTES
 from pipelines.process import read_input
@@ -38,6 +41,7 @@ from shards.errors import UsageError
 from shards.files import naming_after, write_atomically
 
 Candidate = tuple[InputRef, bool]  # a ref, and whether it may have duplicates
+_REPORT_SECONDS = 0.5
 Looked = tuple[InputRef, bytes]  # a ref and the digest of its bytes, empty if they were not read
 
 
@@ -150,6 +154,8 @@ class LookAtInputs(beam.DoFn):
     def setup(self) -> None:
         """Starts the decoders."""
         self._decoders = DecoderPool(self._config, self._count)
+        self._progress = BuildFolder(Path(self._config.output)).looking(uuid.uuid4().hex)
+        self._done, self._told = 0, time.monotonic()
 
     def start_bundle(self) -> None:
         """Nothing is under way."""
@@ -185,9 +191,17 @@ class LookAtInputs(beam.DoFn):
 
     def _next(self) -> Iterator[Looked]:
         group, answers = self._running.popleft()
+        self._report(len(group))
         for ref, seen in zip(group, answers.result(), strict=True):
             content = int.from_bytes(seen.sha256[:8], "little")
             yield ref._replace(content=content, look=seen.look), seen.sha256[:DIGEST_BYTES]
+
+    def _report(self, count: int) -> None:
+        """Leaves the worker's count where the driver looks for it, if there is such a place."""
+        self._done += count
+        if time.monotonic() - self._told > _REPORT_SECONDS and self._progress.parent.is_dir():
+            self._told = time.monotonic()
+            self._progress.write_bytes(b"%d" % self._done)
 
 
 def recall(ref: InputRef, *, decode: bool) -> InputRef | None:

@@ -21,12 +21,20 @@ _POLL_SECONDS, _LINE_SECONDS = 0.5, 5.0
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a build at one moment; `total` is None until all inputs are listed."""
+    """The state of a build at one moment; `total` is None until all inputs are listed, and looked at for duplicates."""
 
     total: int | None
     done: int = 0
     rejected: int = 0
     listed: int = 0
+    looked: int = 0
+
+    @property
+    def stage(self) -> str:
+        """What the workers are at."""
+        if self.total is not None:
+            return "building"
+        return "looking for duplicates" if self.looked else "listing"
 
 
 class Watch:
@@ -43,7 +51,7 @@ class Watch:
         if self._total is None and self._folder.plan.exists():
             self._total = load_plan(self._folder.plan).images
         if self._total is None:
-            return Status(None, listed=sum(self._listed()))
+            return Status(None, listed=sum(self._counts("listing")), looked=sum(self._counts("looking")))
         for path in (self._folder.state / "receipts").glob("*.json"):
             if path.stem not in self._finished:
                 receipt = load_receipt(path)
@@ -52,8 +60,8 @@ class Watch:
         done, rejected = (sum(column) for column in zip((0, 0), *counts, strict=True))
         return Status(self._total, done, rejected, listed=self._total)
 
-    def _listed(self) -> Iterator[int]:
-        for path in (self._folder.work / "listing").glob("*"):
+    def _counts(self, stage: str) -> Iterator[int]:
+        for path in (self._folder.work / stage).glob("*"):
             yield int((path.read_text().split() or ["0"])[0])  # nothing: the worker is writing it at this very moment
 
     def _running(self) -> Iterator[tuple[int, int]]:
@@ -97,7 +105,7 @@ def _show_bar(watch: Watch, stop: threading.Event, console: Console) -> None:
                 rate = f"{speed.update(status.done):,.0f}"
                 progress.update(
                     task,
-                    description="building",
+                    description=status.stage,
                     total=status.total,
                     completed=status.done,
                     of=f"{status.total:,}",
@@ -105,7 +113,7 @@ def _show_bar(watch: Watch, stop: threading.Event, console: Console) -> None:
                     rejected=f"{status.rejected:,}",
                 )
             else:
-                progress.update(task, completed=status.listed)
+                progress.update(task, description=status.stage, completed=status.looked or status.listed)
             if last_look:
                 return
 
@@ -126,7 +134,7 @@ def _show_lines(watch: Watch, stop: threading.Event, console: Console) -> None:
 def progress_line(status: Status, rate: float) -> str:
     """One line for a log."""
     if status.total is None:
-        return f"listing: {status.listed:,} inputs so far"
+        return f"{status.stage}: {status.looked or status.listed:,} inputs so far"
     percent = 100 * status.done / max(status.total, 1)
     done = f"building: {status.done:,}/{status.total:,} inputs ({percent:.0f} %), {status.rejected:,} rejected"
     return f"{done}, {rate:,.0f} inputs/s, ETA {(status.total - status.done) / rate:,.0f} s" if rate else done

@@ -42,6 +42,13 @@ class Found:
     dropped: int = 0
     conflicts: int = 0
 
+    def __str__(self) -> str:
+        """Reads like `duplicates: 3 clusters of 6 inputs, 3 left out; 1 cluster has conflicting labels`."""
+        conflicts = f"{self.conflicts:,} cluster{'s have' if self.conflicts != 1 else ' has'} conflicting labels"
+        return (
+            f"duplicates: {self.clusters:,} clusters of {self.members:,} inputs, {self.dropped:,} left out; {conflicts}"
+        )
+
     def __add__(self, other: "Found") -> "Found":
         """Both together."""
         return Found(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))

@@ -245,7 +245,7 @@ def splits_of(root: Path) -> dict[str, str]:
     return {key: split for split, records in examples_of(root).items() for key in records}
 
 
-def test_a_build_leaves_duplicates_out_and_an_append_keeps_to_it(tmp_path):
+def test_a_build_leaves_duplicates_out_and_an_append_keeps_to_it(tmp_path, capsys):
     raw = tmp_path / "raw"
     for number in range(8):
         save(raw / "photo" / f"{number}.jpg", photo(number), quality=95)
@@ -262,6 +262,8 @@ def test_a_build_leaves_duplicates_out_and_an_append_keeps_to_it(tmp_path):
     assert lines["photo/9_small.png"][0] == lines["photo/5.jpg"][0] == "near_duplicate"
     assert lines["photo/5.jpg"][1].startswith("it looks like other/wrong.jpg, which stays: ")
     assert read_found(tmp_path / "out" / "duplicates.jsonl") == Found(clusters=3, members=6, dropped=3, conflicts=1)
+    told = "duplicates: 3 clusters of 6 inputs, 3 left out; 1 cluster has conflicting labels; see "
+    assert told + f"{tmp_path}/out/duplicates.jsonl" in capsys.readouterr().out
     assert verify(tmp_path / "out") == []
     before = splits_of(tmp_path / "out")
 

@@ -12,6 +12,8 @@ from pipelines.runner import parse_beam_options, run_build
 
 def test_lines_for_a_log():
     assert progress_line(Status(total=None, listed=1_234), 0) == "listing: 1,234 inputs so far"
+    looking = "looking for duplicates: 1,000 inputs so far"
+    assert progress_line(Status(total=None, listed=1_234, looked=1_000), 0) == looking
     assert progress_line(Status(total=12_000, done=1_200, rejected=3), 480) == (
         "building: 1,200/12,000 inputs (10 %), 3 rejected, 480 inputs/s, ETA 22 s"
     )
@@ -29,6 +31,9 @@ def test_the_watch_adds_finished_and_running_shards(tmp_path, config_for):
     folder.listing(1).write_text("")  # caught in the middle of a write
     folder.listing(2).write_text("3")
     assert watch.status() == Status(total=None, listed=15)
+    folder.looking("one").write_text("4")
+    folder.looking("other").write_text("5")
+    assert watch.status() == Status(total=None, listed=15, looked=9)
     run_build(config, options=parse_beam_options([], ours=()))
     listed = [folder.listing(part).read_text().split()[0] for part in (0, 1)]
     assert listed == ["10", "10"]  # a partition for each class folder

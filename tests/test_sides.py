@@ -107,6 +107,8 @@ def test_clusters_are_listed_and_counted(tmp_path):
     assert read_found(path) == Found(clusters=2, members=5, dropped=0, conflicts=1)
     path.write_text("")
     assert read_found(path) == Found()
+    assert str(Found(2, 5, 3, 1)) == "duplicates: 2 clusters of 5 inputs, 3 left out; 1 cluster has conflicting labels"
+    assert str(Found(2, 5)) == "duplicates: 2 clusters of 5 inputs, 0 left out; 0 clusters have conflicting labels"
 
 
 def test_the_listing_names_the_closest_of_those_before():
