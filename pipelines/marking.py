@@ -1,8 +1,8 @@
 """The Beam side of `dedupe`: every input is looked at once, those that share a mark meet, and all learn the verdict.
 
 What travels is small: references, digests of bytes, and looks of 32 bytes. Of inputs that have no duplicate nothing is
-kept; those that have one are judged together in one place, which takes some 1,400 bytes for each, and the verdicts go to
-every worker, which takes 500.
+kept; those that have one are judged together in one place, which takes some 1,400 bytes for each, and the verdicts go
+to every worker, which takes 500.
 """
 
 import hashlib
