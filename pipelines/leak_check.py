@@ -10,6 +10,7 @@ from pathlib import Path
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
 from pipelines.leaks import EXACT, GROUP, Leak, Places, find_leaks
+from pipelines.near_leaks import NEAR, find_near_leaks
 from pipelines.values import Receipt
 from shards.errors import ShardsmithError
 from shards.files import open_atomically
@@ -30,15 +31,25 @@ def check_leaks(
     places = Places(folder, splits, [receipt.shard for receipt in receipts], older)
     path = folder.root / LEAKS
     path.unlink(missing_ok=True)  # an interrupted run's
-    listed = _list_leaks((leak for kind in (EXACT, GROUP) for leak in find_leaks(kind, places)), path)
+    listed = _list_leaks(_find_all(places, config), path)
+    if config.dedupe.find == "near":
+        listed = listed.model_copy(update={"near": listed.near or 0})
     first = read_leaks(folder.root, limit=_FIRST)
     if listed.total and config.splits.fail_on_leak:
         raise ShardsmithError(_failure(listed, first, path))
-    if listed.group and not older and not places.any_given():
-        raise ShardsmithError(
-            f"groups are in two splits:{_pairs(first)}\n  this is a mistake of ours: please report it"
-        )
+    # What the dataset has never moves, and the source has the last word; else nothing can be parted that was known to
+    # belong together. Exact copies are known for sure only where every input was looked at.
+    impossible = listed.total if config.dedupe.find == "near" else listed.group
+    if impossible and not older and not places.any_given():
+        raise ShardsmithError(f"{_found(listed, first)}\n  this is a mistake of ours: please report it")
     return listed
+
+
+def _find_all(places: Places, config: BuildConfig) -> Iterator[Leak]:
+    yield from find_leaks(EXACT, places)
+    if config.dedupe.find == "near":
+        yield from find_near_leaks(places, places.folder.duplicates, config.dedupe.limit)
+    yield from find_leaks(GROUP, places)
 
 
 def _list_leaks(leaks: Iterator[Leak], path: Path) -> Leaks:
@@ -52,7 +63,8 @@ def _list_leaks(leaks: Iterator[Leak], path: Path) -> Leaks:
             counts.update({leak.kind: 1, "given": int(leak.given)})
             line = json.dumps(dataclasses.asdict(leak), ensure_ascii=False)
             stream.write(line.encode("utf-8", "backslashreplace") + b"\n")
-    return Leaks(exact=counts[EXACT.name], group=counts[GROUP.name], given=counts["given"])
+    near = counts[NEAR] or None
+    return Leaks(exact=counts[EXACT.name], near=near, group=counts[GROUP.name], given=counts["given"])
 
 
 def read_leaks(root: Path, *, limit: int) -> list[Leak]:
@@ -66,16 +78,17 @@ def read_leaks(root: Path, *, limit: int) -> list[Leak]:
 
 
 def _failure(leaks: Leaks, first: Sequence[Leak], path: Path) -> str:
-    more = f"\n  and {leaks.total - len(first):,} more" if leaks.total > len(first) else ""
     return (
-        f"{count_in_words(leaks)} between the splits, splits.fail_on_leak allows none:{_pairs(first)}{more}\n"
+        f"splits.fail_on_leak allows no leaks: {_found(leaks, first)}\n"
         f"  the full list is in {path}; remove one of each pair from the sources and give the same command again, "
         "or run it with --set splits.fail_on_leak=false to allow them"
     )
 
 
-def _pairs(leaks: Sequence[Leak]) -> str:
-    return "".join(f"\n  {leak}" for leak in leaks)
+def _found(leaks: Leaks, first: Sequence[Leak]) -> str:
+    pairs = "".join(f"\n  {leak}" for leak in first)
+    more = f"\n  and {leaks.total - len(first):,} more" if leaks.total > len(first) else ""
+    return f"{count_in_words(leaks)} between the splits:{pairs}{more}"
 
 
 def count_in_words(leaks: Leaks) -> str:
@@ -95,11 +108,16 @@ def leaks_in_words(manifest: Manifest) -> str:
     unseen = "; near copies were not looked for: dedupe: near" if leaks.near is None else ""
     if not leaks.total:
         return f"none between {splits} splits ({looked}{unseen})"
-    return f"{count_in_words(leaks)} between {splits} splits, listed in {LEAKS}{_remedy(leaks)}{unseen}"
+    return f"{count_in_words(leaks)} between {splits} splits, listed in {LEAKS}{_remedy(manifest)}{unseen}"
 
 
-def _remedy(leaks: Leaks) -> str:
+def _remedy(manifest: Manifest) -> str:
     """What keeps together what belongs together."""
-    hashed = "; `dedupe: exact` keeps copies on one side" if leaks.given < leaks.exact + (leaks.near or 0) else ""
-    given = f"; {leaks.given:,} by the splits that the source gives: mend these there" if leaks.given else ""
-    return given + hashed
+    leaks = manifest.leaks
+    given = f"; {leaks.given:,} by splits that the source gives: mend these there" if leaks.given else ""
+    if leaks.given == leaks.total:
+        return given
+    dedupe = manifest.settings.get("dedupe", {}).get("find", "none")
+    return given + (
+        "; `dedupe: exact` keeps copies on one side" if dedupe == "none" else "; what was there never moves"
+    )

@@ -1,4 +1,4 @@
-"""Finds what is in two splits at once: copies of an input, and members of a group.
+"""Finds what is in two splits at once: copies of an input, and members of a group (`near_leaks`: what looks alike).
 
 Every record has a mark of 64 bits for what it may share with others. The marks of one split after the other are sorted
 and compared, 8 bytes for each record and in several passes if there are very many; only records whose mark is found in
@@ -27,7 +27,7 @@ from shards.errors import ShardsmithError
 from shards.example import decode_example
 from shards.records import DamagedRecord, read_index, read_records
 
-MARKS_AT_ONCE, SHARED_AT_ONCE = 50_000_000, 100_000
+MARKS_AT_ONCE, SHARED_AT_ONCE = 20_000_000, 100_000
 Marks = npt.NDArray[np.uint64]
 _NO_MARK = np.uint64(0)
 
@@ -50,6 +50,8 @@ class Leak:
         one, other = (f"{key} ({split})" for key, split in zip(self.keys, self.splits, strict=True))
         if self.kind == "group":
             return f"{one} and {other} belong to group {self.group}"
+        if self.kind == "near":
+            return f"{one} and {other} look alike: {self.distance} of 256 bits differ"
         return f"{one} and {other} are copies of each other"
 
 
@@ -61,7 +63,7 @@ class Row(NamedTuple):
     shard: str
     record: int
     given: bool
-    group: bytes
+    group: str
 
 
 @dataclass(frozen=True)
@@ -181,27 +183,33 @@ def _pair_up(kind: Kind, places: Places, shared: Marks) -> Iterator[Leak]:
             alike[mark, proof].append(row)
     pairs = [(row, min(rows)) for rows in alike.values() for row in rows if row.split > min(rows).split]
     for other, one in sorted(pairs):
-        yield _as_leak(kind, places, one, other)
+        group = one.group if kind is GROUP else ""
+        yield make_leak(kind.name, places, one, other, distance=kind.distance, group=group)
 
 
 def _rows_of(kind: Kind, places: Places, shard: PlannedShard, shared: Marks) -> Iterator[tuple[int, bytes, Row]]:
     table = places.read(shard, KEY, "group", "content", "given")
     marks = kind.marks(table)
     records = np.flatnonzero(np.isin(marks, shared)).tolist()
-    number = places.splits.index(shard.split)
     for record, proof in zip(records, kind.proofs(places, shard, records, table), strict=True):
-        key, group, given = (table[name][record].as_py() for name in (KEY, "group", "given"))
-        yield int(marks[record]), proof, Row(number, to_text(key), shard.name, record, given, group)
+        yield int(marks[record]), proof, read_row(places, shard, table, record)
 
 
-def _as_leak(kind: Kind, places: Places, one: Row, other: Row) -> Leak:
+def read_row(places: Places, shard: PlannedShard, table: pa.Table, record: int) -> Row:
+    """One record of a shard, whose table has the columns key, group and given."""
+    key, group, given = (table[name][record].as_py() for name in (KEY, "group", "given"))
+    return Row(places.splits.index(shard.split), to_text(key), shard.name, record, given, to_text(group))
+
+
+def make_leak(kind: str, places: Places, one: Row, other: Row, *, distance: int | None = None, group: str = "") -> Leak:
+    """The leak from one record to another of a later split."""
     return Leak(
-        kind.name,
+        kind,
         (one.key, other.key),
         (places.splits[one.split], places.splits[other.split]),
         (one.shard, other.shard),
         (one.record, other.record),
-        distance=kind.distance,
-        group=to_text(one.group) if kind is GROUP else "",
+        distance=distance,
+        group=group,
         given=one.given or other.given,
     )

@@ -4,14 +4,17 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import make_config, make_ref
 from hypothesis import given
 from hypothesis import strategies as st
+from pictures import encoded, picture
 from shards_data import brief, thorough
 from test_splits import run_dealing
+from test_update import examples_of, run_append, run_build
 
 from pipelines.config import SplitsConfig
 from pipelines.dealing import cut_strata
@@ -251,3 +254,57 @@ def test_without_classes_there_is_nothing_to_stratify(kind):
     told = f"splits.stratify needs classes, labels of kind {kind} have none; remove it"
     with pytest.raises(UsageError, match=told):
         make_config("raw", "out", labels={"kind": kind}, splits={"stratify": True})
+
+
+def write_pictures(root: Path, counts: dict[str, int], *, first: int = 0, groups: int = 1000) -> Path:
+    """Files whose names tell the class, the group and a number."""
+    root.mkdir(exist_ok=True)
+    for label, count in counts.items():
+        for number in range(first, first + count):
+            name = f"{label}-{label}{number % groups}-{number}.png"
+            (root / name).write_bytes(encoded(picture(number * 10 + ord(label[0])), "png"))
+    return root
+
+
+def sides_of(root: Path) -> dict[str, str]:
+    return {key: split for split, records in examples_of(root).items() for key in records}
+
+
+def test_a_build_and_what_is_appended_keep_to_the_fractions(tmp_path):
+    source = write_pictures(tmp_path / "raw", {"cat": 20, "dog": 13})
+    config = make_config(
+        source,
+        tmp_path / "out",
+        source={"label_pattern": r"^(?P<label>\w+)-"},
+        splits={"fractions": THIRDS, "stratify": True},
+        image={"resize": "exact:16"},
+    )
+    manifest = run_build(config)
+    assert [split.labels["cat"] for split in manifest.splits] == [14, 4, 2]
+    assert all(abs(manifest.split(name).labels["dog"] - f * 13) < 1 for name, f in THIRDS.items())
+    old = sides_of(tmp_path / "out")
+    write_pictures(source, {"cat": 30, "owl": 10}, first=20)
+    manifest = run_append(config)
+    assert [split.labels["cat"] for split in manifest.splits] == [35, 10, 5]
+    assert [split.labels["owl"] for split in manifest.splits] == [7, 2, 1]
+    assert old.items() <= sides_of(tmp_path / "out").items()
+
+
+def test_groups_by_a_pattern_stay_whole_over_an_append(tmp_path):
+    source = write_pictures(tmp_path / "raw", {"cat": 20}, groups=5)
+    config = make_config(
+        source,
+        tmp_path / "out",
+        source={"label_pattern": r"^(?P<label>\w+)-(?P<group>\w+)-"},
+        splits={"fractions": {"train": 0.6, "test": 0.4}, "stratify": True},
+        image={"resize": "exact:16"},
+    )
+    run_build(config)
+    old = sides_of(tmp_path / "out")
+    write_pictures(source, {"cat": 20}, first=20, groups=5)
+    manifest = run_append(config)
+    new = sides_of(tmp_path / "out")
+    assert len({(key.split("-")[1], side) for key, side in new.items()}) == 5
+    assert old.items() <= new.items()
+    assert manifest.leaks.group == 0
+    assert [split.records for split in manifest.splits] == [24, 16]
