@@ -25,6 +25,7 @@ examples:
   python -m pipelines plan configs/demo.yaml
   python -m pipelines append configs/demo.yaml         # new pictures have come
   python -m pipelines retry configs/demo.yaml          # after mending what rejected/*.jsonl lists
+  python -m pipelines repair configs/demo.yaml         # when `python -m shards verify` finds damage
 
 Options that are not listed here are Apache Beam's (--runner, --direct_num_workers, ...).
 A build that was interrupted goes on when the same command is given again.
@@ -42,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan|append|retry")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan|append|retry|repair")
     build = _add_command(commands, "build", "write the dataset")
     build.add_argument("--overwrite", action="store_true", help="replace a finished dataset at the output")
     _add_command(commands, "plan", "dry run: list metadata, print images, classes, splits, shards and estimated bytes")
@@ -53,6 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
         "shards and splits that are there stay as they are",
     )
     _add_command(commands, "retry", "what append does, and try rejected inputs again; also for an unfinished build")
+    _add_command(
+        commands, "repair", "rebuild only what is damaged or missing, byte for byte, from copies and from the sources"
+    )
     return parser
 
 
@@ -102,6 +106,10 @@ def main(argv: Sequence[str]) -> int:
         from pipelines.build import plan
 
         plan(config, options=_beam_options(rest, arguments.command))
+    elif arguments.command == "repair":
+        from pipelines.repair import repair
+
+        repair(config, options=_beam_options(rest, arguments.command))
     elif arguments.command == "build" and not arguments.overwrite and Path(config.output, MANIFEST).exists():
         _confirm(config, rest)
     else:

@@ -22,11 +22,22 @@ from pipelines.recipe import Recipe, compare
 from pipelines.report import render_report
 from pipelines.schema import feature_list, schema_text, tfds_files
 from pipelines.shuffle import measure_shuffle
+from pipelines.spare import write_manifest, write_spare
 from pipelines.values import PlannedShard, Receipt
 from shards.errors import ShardsmithError
 from shards.files import hash_file, is_temporary, write_atomically
 from shards.local import LOCAL, write_local
-from shards.manifest import FORMAT_VERSION, Counts, FileEntry, HistoryEntry, Manifest, ShardEntry, SplitEntry
+from shards.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_COPY,
+    SPARE,
+    Counts,
+    FileEntry,
+    HistoryEntry,
+    Manifest,
+    ShardEntry,
+    SplitEntry,
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +75,10 @@ def commit(
     manifest = manifest.model_copy(update={"leaks": leaks, "shuffle": measure_shuffle(names, receipts, folder)})
     report = render_report(manifest, folder.root, shards=(folder.root, *([origin.root] if origin.root else [])))
     write_atomically(folder.root / "report.html", report.encode())
+    write_spare(folder.root, folder.files(), folder.root / SPARE)
     manifest = manifest.model_copy(update={"files": list_files(folder)})
     write_local(folder.root, folder.seen_here.iterdir())
-    write_atomically(folder.manifest, manifest.to_json().encode())
+    write_manifest(folder.root, manifest)
     shutil.rmtree(folder.work)
     return manifest
 
@@ -185,18 +197,18 @@ def make_manifest(
 
 
 def list_retired(plan: Plan, origin: Origin) -> tuple[FileEntry, ...]:
-    """The shards of the version before that are no part of this one, with their indexes."""
+    """The shards of the version before that are no part of this one, with their indexes, as far as they are whole."""
     if not origin.before or not origin.root:
         return ()
     ended = {PlannedShard(-1, *place).name for place in plan.ended}
     entries = [shard for split in origin.before.splits for shard in split.shards]
     retired = [shard for shard in entries if shard.path.removesuffix(".tfrecord") in ended]
-    shards = [FileEntry(path=each.path, bytes=each.bytes, sha256=each.sha256) for each in retired]
-    indexes = [
-        FileEntry(path=each.index, bytes=(origin.root / each.index).stat().st_size, sha256=each.index_sha256)
-        for each in retired
+    files = [(each.path, each.sha256) for each in retired] + [(each.index, each.index_sha256) for each in retired]
+    found = [
+        (_entry_of(origin.root / name, origin.root), sha256) for name, sha256 in files if (origin.root / name).exists()
     ]
-    return (*shards, *indexes)
+    # What is damaged is of no use to those who read the version before, and goes with it.
+    return tuple(entry for entry, sha256 in found if entry.sha256 == sha256)
 
 
 def describe_version(plan: Plan, manifest: Manifest, origin: Origin) -> HistoryEntry:
@@ -225,13 +237,18 @@ def now_in_words() -> str:
 
 def list_files(folder: BuildFolder) -> tuple[FileEntry, ...]:
     """Every file that is neither a shard nor an index nor the manifest, and not true on this machine only."""
+    unlisted = {folder.root / LOCAL, folder.root / MANIFEST_COPY}
     paths = sorted(
         path
         for path in folder.root.rglob("*")
-        if path.is_file() and path.suffix not in (".tfrecord", ".idx") and path != folder.root / LOCAL
+        if path.is_file() and path.suffix not in (".tfrecord", ".idx") and path not in unlisted
     )
     return tuple(
-        FileEntry(path=path.relative_to(folder.root).as_posix(), bytes=path.stat().st_size, sha256=hash_file(path))
+        _entry_of(path, folder.root)
         for path in paths
         if not any(map(path.is_relative_to, (folder.work, folder.seen_here))) and not is_temporary(path.name)
     )
+
+
+def _entry_of(path: Path, root: Path) -> FileEntry:
+    return FileEntry(path=path.relative_to(root).as_posix(), bytes=path.stat().st_size, sha256=hash_file(path))

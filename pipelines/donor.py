@@ -122,7 +122,7 @@ class OldShard:
         extents = read_index(folder.index(shard)).tolist()
         seen = read_seen(folder.seen(shard))
         rows = seen.filter(pa.compute.equal(seen[REASON], ""))
-        facts = _read_table(folder.facts(shard))
+        facts = read_table(folder.facts(shard))
         if not len(extents) == len(rows) == len(facts):
             raise ValueError(f"{folder.shard(shard)}: index, facts and inputs do not fit")
         return cls(folder.shard(shard), extents, rows, facts, load_receipt(folder.receipt(shard)).label_ids)
@@ -187,6 +187,7 @@ class _Mixed:
         return [made or next(answers) for made in self.known]
 
 
-def _read_table(path: Path) -> pa.Table:
+def read_table(path: Path) -> pa.Table:
+    """The rows of an Arrow file; raises OSError or ValueError if they cannot be read."""
     with pa.ipc.open_file(str(path)) as reader:
         return reader.read_all()

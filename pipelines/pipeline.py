@@ -196,7 +196,7 @@ class WriteShard(beam.DoFn):
                 plan=plan,
                 config=self._config,
                 decoders=self._decoders,
-                watch=_report_to(BuildFolder(Path(self._config.output)), shard),
+                watch=report_to(BuildFolder(Path(self._config.output)), shard),
             )
         yield receipt
 
@@ -216,7 +216,7 @@ def _count_to(path: Path, refs: Iterable[InputRef], digest: PartitionDigest) -> 
 _REPORT_SECONDS = 0.5
 
 
-def _report_to(folder: BuildFolder, shard: PlannedShard) -> Callable[[int, int], None]:
+def report_to(folder: BuildFolder, shard: PlannedShard) -> Callable[[int, int], None]:
     """A watcher that leaves the worker's counts where the driver looks for them."""
     last = time.monotonic()
 

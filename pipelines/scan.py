@@ -4,7 +4,10 @@ The number is a sum, so that it does not matter in which order, or by how many w
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+
+import pyarrow as pa
 
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
@@ -50,8 +53,17 @@ def scan_sources(config: BuildConfig) -> int:
 def save_scan(folder: BuildFolder) -> None:
     """Stores the number that the job's workers have found."""
     listed = [path.read_text().split() for path in (folder.work / "listing").iterdir()]
-    total = sum(int(digest) for _, digest in listed) % _MODULUS
-    write_atomically(folder.sources, json.dumps({"digest": total}).encode())
+    store_scan(sum(int(digest) for _, digest in listed) % _MODULUS, folder)
+
+
+def store_scan(number: int, folder: BuildFolder) -> None:
+    """Stores the number of the sources."""
+    write_atomically(folder.sources, json.dumps({"digest": number}).encode())
+
+
+def sum_identities(columns: Iterable[pa.ChunkedArray]) -> int:
+    """What the number is for inputs of these identities, none of which is spooled."""
+    return sum(sum(column.to_pylist()) for column in columns) % _MODULUS
 
 
 def load_scan(folder: BuildFolder) -> int | None:

@@ -16,6 +16,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, Posi
 from shards.errors import ShardsmithError, UsageError
 
 MANIFEST = "manifest.json"
+MANIFEST_COPY = "state/manifest.json"  # the same bytes, from which the other can be restored
+SPARE = "spare.zip"  # copies of the small files; a dataset that has them has a copy of its manifest too
 FORMAT_VERSION = 3
 # What a record's label is: one class, several, none at all, or numbers (the feature `target`).
 LabelKind = Literal["single", "multi", "none", "regression"]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from shards.crew import work_on_all
-from shards.damage import Problem, Report, Tick, check_file, check_shard, check_shard_fast
+from shards.damage import Problem, Report, Tick, check_file, check_shard, check_shard_fast, unreadable
 from shards.local import LOCAL, SEEN, check_local
-from shards.manifest import MANIFEST, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
+from shards.manifest import MANIFEST, MANIFEST_COPY, SPARE, FileEntry, Manifest, ShardEntry, SplitEntry, read_manifest
 from shards.rules import Rules
 
 __all__ = ["Level", "Problem", "amount_of_work", "verify"]
@@ -37,7 +37,7 @@ def verify(
     manifest = read_manifest(directory)
     check = _Check(directory, level, Rules(manifest.features, manifest.labels, decode=level == "decode"))
     reports = iter(work_on_all(check, _listed(manifest), processes=processes, tick=tick))
-    problems = [*_check_text(directory), *_check_counts(manifest)]
+    problems = [*_check_text(directory), *_check_copy(directory, manifest), *_check_counts(manifest)]
     for split in manifest.splits:
         problems += _check_split(split, list(islice(reports, len(split.shards))), level)
     for report in reports:
@@ -84,6 +84,17 @@ def _check_text(directory: Path) -> Iterator[Problem]:
         yield Problem(MANIFEST, "is not spelled as a build writes it, though what it says is right: damaged or edited?")
 
 
+def _check_copy(directory: Path, manifest: Manifest) -> Iterator[Problem]:
+    """There is a second manifest, from which the first can be restored."""
+    if all(entry.path != SPARE for entry in manifest.files):
+        return
+    try:
+        if (directory / MANIFEST_COPY).read_bytes() != manifest.to_json().encode():
+            yield Problem(MANIFEST_COPY, f"is not the same as {MANIFEST}")
+    except OSError as error:
+        yield unreadable(MANIFEST_COPY, error, what="copy of the manifest")
+
+
 def _check_counts(manifest: Manifest) -> Iterator[Problem]:
     for problem in manifest.counts.problems():
         yield Problem(MANIFEST, f"the accounting does not hold: {problem}")
@@ -122,7 +133,7 @@ def _check_labels(split: SplitEntry, labels: Counter[str]) -> Iterator[Problem]:
 
 def _check_strangers(directory: Path, manifest: Manifest) -> Iterator[Problem]:
     """What belongs to no dataset: a stranger among the shards would be read by whoever reads by a glob."""
-    known = {MANIFEST, LOCAL, *(entry.path for entry in _listed(manifest))}
+    known = {MANIFEST, MANIFEST_COPY, LOCAL, *(entry.path for entry in _listed(manifest))}
     known |= {shard.index for split in manifest.splits for shard in split.shards}
     for name, problem in sorted(_walk(directory)):
         if name not in known and not name.startswith(f"{SEEN}/"):

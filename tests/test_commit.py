@@ -64,7 +64,7 @@ def test_a_finished_dataset_is_replaced_only_on_request(built, tmp_path):
 
 
 def test_the_manifest_lists_every_file(built):
-    listed = {entry.path for entry in built.manifest.files} | {"manifest.json"}
+    listed = {entry.path for entry in built.manifest.files} | {"manifest.json", "state/manifest.json"}
     for split in built.manifest.splits:
         listed |= {shard.path for shard in split.shards} | {shard.index for shard in split.shards}
     there = {path.relative_to(built.root).as_posix() for path in built.root.rglob("*") if path.is_file()}
