@@ -117,7 +117,13 @@ def _remedy(manifest: Manifest) -> str:
     given = f"; {leaks.given:,} by splits that the source gives: mend these there" if leaks.given else ""
     if leaks.given == leaks.total:
         return given
-    dedupe = manifest.settings.get("dedupe", {}).get("find", "none")
-    return given + (
-        "; `dedupe: exact` keeps copies on one side" if dedupe == "none" else "; what was there never moves"
-    )
+    return f"{given}; {_keeps_together(manifest)}"
+
+
+def _keeps_together(manifest: Manifest) -> str:
+    find = manifest.settings.get("dedupe", {}).get("find", "none")
+    if find == "none":
+        return "`dedupe: exact` keeps copies on one side"
+    if find == "exact" and manifest.version == 1:
+        return "`dedupe: near` looks at every input"  # not only at those that are stored with the same size
+    return "what was there before never moves"

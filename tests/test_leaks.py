@@ -271,6 +271,43 @@ def test_leaks_in_words(built):
     assert leaks_in_words(looked) == "none between 2 splits (exact copies and groups, near copies)"
 
 
+@pytest.mark.parametrize(
+    ("find", "version", "told"),
+    [
+        ("none", 1, "; `dedupe: exact` keeps copies on one side; near"),
+        ("exact", 1, "; `dedupe: near` looks at every input; near"),
+        ("exact", 2, "; what was there before never moves; near"),
+    ],
+)
+def test_the_remedy_is_the_next_thing_to_try(built, find, version, told):
+    settings = built.manifest.settings | {"dedupe": {"find": find}}
+    changes = {"leaks": Leaks(exact=2, given=1), "settings": settings, "version": version}
+    words = leaks_in_words(built.manifest.model_copy(update=changes))
+    assert words.startswith(
+        "2 exact copies between 2 splits, listed in leaks.jsonl; 1 by splits that the source gives:"
+    )
+    assert told in words
+
+
+def test_an_append_that_leaks_leaves_the_dataset_as_it_was(tmp_path):
+    config = make_config(
+        write_listing(tmp_path, GIVEN[:6] + GIVEN[7:8]), tmp_path / "out", splits={"fail_on_leak": True}, **SMALL
+    )
+    before = run_build(config)
+    write_listing(tmp_path, [*GIVEN[:6], *GIVEN[7:8], ("late.png", 2, "test", "")])
+    listed = tmp_path / "out" / ".build" / "next" / "leaks.jsonl"
+    with pytest.raises(ShardsmithError) as caught:
+        run_append(config)
+    assert f"2.png (train) and late.png (test) are copies of each other\n  the full list is in {listed};" in str(
+        caught.value
+    )
+    assert str(caught.value).endswith(f"\n  the dataset in {tmp_path}/out is still what it was")
+    assert len(listed.read_text().splitlines()) == 1
+    assert read_manifest(tmp_path / "out") == before
+    lenient = config.model_copy(update={"splits": config.splits.model_copy(update={"fail_on_leak": False})})
+    assert run_append(lenient).leaks == Leaks(exact=1, given=1)
+
+
 def test_rows_of_features_are_compared_too(tmp_path):
     data = np.arange(40, dtype=np.float32).reshape(20, 2) // 20
     np.savez(tmp_path / "rows.npz", data=data, labels=np.arange(20) % 2)

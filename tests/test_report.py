@@ -9,6 +9,7 @@ from conftest import make_config, run_build
 from pictures import encoded, picture
 
 from pipelines.report import render_report
+from shards.manifest import ShuffleEntry
 
 
 def test_the_report_tells_the_accounting_and_shows_pictures(built):
@@ -63,3 +64,28 @@ def test_names_are_escaped(tmp_path):
     assert "<script" not in page
     assert "<b>" not in page
     assert html.escape(label) in page
+
+
+def test_the_report_says_how_well_the_dataset_is_shuffled(built):
+    entries = (
+        ShuffleEntry(split="train", examples=27, shards=3, source_z=0.4, class_z=-1.25, mix_p=0.61),
+        ShuffleEntry(split="validation", examples=13, shards=1),
+    )
+    manifest = built.manifest.model_copy(update={"shuffle": entries})
+    page = render_report(manifest, built.root)
+    cells = ("27", "3", "+0.40", "-1.25", "0.61", "random")
+    assert f"<td>train</td>{''.join(f'<td class=number>{cell}</td>' for cell in cells)}" in page
+    cells = ("13", "1", "", "", "", "too few to tell")
+    assert f"<td>validation</td>{''.join(f'<td class=number>{cell}</td>' for cell in cells)}" in page
+    assert "compact" not in page
+    ordered = (entries[0].model_copy(update={"source_z": -12.5}),)
+    page = render_report(built.manifest.model_copy(update={"shuffle": ordered}), built.root)
+    assert "<td class=number>-12.50</td>" in page
+    assert "<td class=number>not random</td>" in page
+    assert "What is appended lies in shards of its own, behind the others, until <code>compact</code>." in page
+
+
+def test_the_report_says_that_nothing_leaks(built):
+    page = (built.root / "report.html").read_text()
+    assert "<h2>Leaks</h2><p>Leaks: none between 2 splits (exact copies and groups; near copies were not" in page
+    assert "copies of each other" not in page
