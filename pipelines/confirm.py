@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
-from pipelines.lock import hold
+from pipelines.lock import exclusive
 from pipelines.recipe import Recipe, compare
 from pipelines.scan import load_scan, scan_sources
 from pipelines.sources import check_sources
@@ -16,13 +16,13 @@ from shards.manifest import Manifest, read_manifest
 from shards.verify import verify
 
 
+@exclusive
 def confirm_finished(config: BuildConfig) -> Manifest:
     """What `build` does where a dataset is finished."""
     check_sources(config)
     folder = BuildFolder(Path(config.output))
-    with hold(folder.root, "build"):
-        folder.finish_publishing()
-        return confirm(config, folder)
+    folder.finish_publishing()
+    return confirm(config, folder)
 
 
 def confirm(config: BuildConfig, folder: BuildFolder) -> Manifest:

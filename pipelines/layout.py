@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 
 from pipelines.plan import Plan
 from pipelines.values import PlannedShard, Receipt
-from shards.errors import UsageError
 from shards.files import is_temporary, open_atomically, write_atomically
 from shards.manifest import MANIFEST
 
@@ -79,6 +78,11 @@ class BuildFolder:
     def next(self) -> "BuildFolder":
         """Where the dataset that will replace this one is made."""
         return BuildFolder(self.work / "next")
+
+    @property
+    def is_next(self) -> bool:
+        """Whether this is where the next version of another folder is made."""
+        return self.root == BuildFolder(self.root.parent.parent).work / "next"
 
     @property
     def ready(self) -> Path:
@@ -172,18 +176,15 @@ class BuildFolder:
 
     def prepare(self, *, anew: bool) -> None:
         """Makes the directories of a build; `anew` clears what an earlier one left, else it is kept to go on from."""
-        try:
-            if anew:
-                self._clear()
-            for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
-                folder.mkdir(parents=True, exist_ok=True)
-            for name in ("progress", "listing", "looking", "taken"):
-                shutil.rmtree(self.work / name, ignore_errors=True)
-                (self.work / name).mkdir(parents=True)
-            if self.plan.exists():
-                self.plan.replace(self.begun_plan)
-        except OSError as error:
-            raise UsageError(f"output {self.root} cannot be written: {error.strerror}") from error
+        if anew:
+            self._clear()
+        for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for name in ("progress", "listing", "looking", "taken"):
+            shutil.rmtree(self.work / name, ignore_errors=True)
+            (self.work / name).mkdir(parents=True)
+        if self.plan.exists():
+            self.plan.replace(self.begun_plan)
 
     def _clear(self) -> None:
         # The manifest goes first: from here on nothing looks like a complete dataset. The mark of an unfinished build
@@ -211,12 +212,14 @@ class BuildFolder:
         self.finish_publishing()
 
     def finish_publishing(self) -> None:
-        """Does what is left to do of an announced replacement; nothing if none was announced.
+        """Does what is left to do of an announced replacement, or after a build; nothing if all has been done.
 
         Shards are never replaced, since their names are never used twice. The manifest is switched last, and only then
         goes what it no longer names.
         """
         if not self.ready.exists():
+            if self.manifest.exists() and self.work.exists() and not self.next.root.exists():
+                shutil.rmtree(self.work)  # the remains of a build that was cut off behind its manifest
             return
         announced = json.loads(self.ready.read_text())
         for name in sorted(announced["files"], key=lambda name: name == MANIFEST):
@@ -225,6 +228,7 @@ class BuildFolder:
                 os.replace(self.next.root / name, self.root / name)
         for name in announced["ended"]:
             (self.root / name).unlink(missing_ok=True)
+        shutil.rmtree(self.next.root, ignore_errors=True)
         self.ready.unlink()
         shutil.rmtree(self.work)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from pipelines.config import BuildConfig
+from pipelines.failures import explain_failures
 from pipelines.layout import BuildFolder, sweep_temporaries
 from shards.errors import ShardsmithError, UsageError
 from shards.files import write_atomically
@@ -91,11 +92,11 @@ def _born(pid: int) -> str:
 def exclusive(
     command: Callable[Concatenate[BuildConfig, Given], Result],
 ) -> Callable[Concatenate[BuildConfig, Given], Result]:
-    """Makes a command hold its output while it runs."""
+    """Makes a command hold its output while it runs, and tell what the system refuses in the user's words."""
 
     @functools.wraps(command)
     def run(config: BuildConfig, /, *arguments: Given.args, **named: Given.kwargs) -> Result:
-        with hold(Path(config.output), command.__name__):
+        with explain_failures(config), hold(Path(config.output), command.__name__):
             return command(config, *arguments, **named)
 
     return run
@@ -126,12 +127,9 @@ def announce(root: Path) -> None:
     folder = BuildFolder(root)
     if gone := Holder.load(folder.holder):
         print(f"taking over from a run that ended early: {gone}", file=sys.stderr)
-    try:
-        folder.work.mkdir(exist_ok=True)
-        write_atomically(folder.holder, json.dumps(asdict(Holder.here(_held[root.resolve()]))).encode())
-        sweep_temporaries(root)
-    except OSError as error:
-        raise UsageError(f"output {root} cannot be written: {error.strerror}") from error
+    folder.work.mkdir(exist_ok=True)
+    write_atomically(folder.holder, json.dumps(asdict(Holder.here(_held[root.resolve()]))).encode())
+    sweep_temporaries(root)
 
 
 @contextmanager
@@ -143,7 +141,7 @@ def _open_folder(root: Path) -> Iterator[int]:
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"output {root} is a file; choose a directory") from error
     except OSError as error:
-        raise UsageError(f"output {root} cannot be written: {error.strerror}") from error
+        raise ShardsmithError(f"output {root} cannot be written: {error.strerror}; choose another --output") from error
     try:
         yield descriptor
     finally:

@@ -1,15 +1,13 @@
 """Runs the Beam job.
 
-Options with the local runner as default, slips found early, and failures told in the user's words.
+Options with the local runner as default, and slips found early.
 """
 
 import difflib
 import os
-import re
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import apache_beam as beam
@@ -19,13 +17,14 @@ from pipelines.config import BuildConfig
 from pipelines.dealing import DealSplits
 from pipelines.decoders import start_ahead
 from pipelines.donor import Donor
+from pipelines.failures import explain_failures
 from pipelines.layout import BuildFolder, load_plan
 from pipelines.lock import Run
 from pipelines.marking import MarkDuplicates
 from pipelines.match import MatchInputs
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.plan import Past, Plan
-from shards.errors import ShardsmithError, UsageError
+from shards.errors import UsageError
 
 # Plain DirectRunner first tries to download Prism and then changes behaviour quietly; this one never does.
 LOCAL_RUNNER = "FnApiRunner"
@@ -118,26 +117,3 @@ def run_build(
             side = beam.pvalue.AsSingleton(plan)
             _ = refs | "WriteShards" >> WriteShards(config, side, decoders, begun, past, run)
         return load_plan(folder.plan)
-
-
-@contextmanager
-def explain_failures(config: BuildConfig) -> Iterator[None]:
-    """Turns what Beam wraps around a worker's failure back into the failure itself, where a user can act on it."""
-    try:
-        yield
-    except ShardsmithError as error:
-        raise type(error)(str(error).partition(" [while running")[0]) from error
-    except Exception as error:
-        if str(error).startswith("KeyboardInterrupt"):  # Ctrl-C inside of a step, which Beam makes a RuntimeError of
-            raise KeyboardInterrupt from error
-        # Other processes hand exceptions over as text; ours are found again by their class name.
-        ours = re.search(r"shards\.errors\.(UsageError|ShardsmithError): (.+?)(?: \[while running|\n|$)", str(error))
-        if ours:
-            raise {"UsageError": UsageError}.get(ours[1], ShardsmithError)(ours[2]) from error
-        system = re.search(
-            r"(?:OSError|PermissionError|FileNotFoundError): \[Errno \d+\] (.+?)(?: \[while|\n|$)", str(error)
-        )
-        if isinstance(error, OSError) or system:
-            problem = system[1] if system else str(error)
-            raise ShardsmithError(f"the build stopped: {problem}; output {config.output} is incomplete") from error
-        raise

@@ -21,6 +21,7 @@ from pipelines.plan import Plan
 from pipelines.process import Made, Outcome, Refused, Task
 from pipelines.reasons import DUPLICATES, LISTED_TWICE, Reason
 from pipelines.seen import SEEN_SCHEMA, Identities, describe_location, ref_digest, seen_row
+from pipelines.sources.lost import check_still_there
 from pipelines.splits import order_hash
 from pipelines.values import Account, Fault, InputRef, PlannedShard, Receipt, Reject
 from shards.files import open_atomically, write_atomically
@@ -71,6 +72,8 @@ def write_shard(
                 facts.add(outcome.facts)
             elif outcome.data:
                 save_quarantined(outcome, folder)
+            elif outcome.reason == Reason.UNREADABLE:
+                check_still_there(ref, config)
             seen.add(seen_row(ref, outcome, identities.of(ref), config))
             tally.add(ref, outcome)
             watch(tally.listed, len(tally.rejects) - tally.duplicates)

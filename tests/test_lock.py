@@ -101,9 +101,11 @@ def test_outputs_that_cannot_be_held_are_refused(tmp_path):
     with pytest.raises(UsageError) as caught, hold(tmp_path / "file" / "out", "build"):
         pass
     assert str(caught.value) == f"output {tmp_path}/file/out is a file; choose a directory"
-    with pytest.raises(UsageError) as caught, hold(Path("/proc/nothing"), "build"):
+    with pytest.raises(ShardsmithError) as caught, hold(Path("/proc/nothing"), "build"):
         pass
-    assert str(caught.value) == "output /proc/nothing cannot be written: No such file or directory"
+    assert str(caught.value) == (
+        "output /proc/nothing cannot be written: No such file or directory; choose another --output"
+    )
 
 
 def test_a_command_inside_of_another_shares_its_hold(tmp_path):
