@@ -53,8 +53,8 @@ def find_problem(error: Exception) -> tuple[int, str] | None:
 def describe_problem(number: int, problem: str, folder: BuildFolder) -> str:
     """What happened, what is left, and what to do."""
     root = folder.root.parent.parent if folder.is_next else folder.root
-    if not root.exists():
-        return f"the build stopped: output {root} is gone; bring it back and give the same command again"
+    if not root.exists() and str(root) in problem:
+        return f"output {root} is gone; bring it back and give the same command again: it goes on"
     is_whole = folder.is_next or folder.manifest.exists()
     left = f"the dataset in {root} is still what it was" if is_whole else f"output {root} is incomplete"
     remedy = _REMEDIES.get(number, "mend that")

@@ -215,7 +215,7 @@ def test_an_output_that_vanishes_stops_the_build(source, expected, tmp_path):
     with writing_by(away), pytest.raises(ShardsmithError) as caught:
         run_build(config)
     assert str(caught.value) == (
-        f"the build stopped: output {tmp_path}/out is gone; bring it back and give the same command again"
+        f"output {tmp_path}/out is gone; bring it back and give the same command again: it goes on"
     )
     assert not (tmp_path / "out").exists()
     (tmp_path / "away").rename(tmp_path / "out")

@@ -204,7 +204,9 @@ def test_a_run_whose_output_is_gone_is_told_so(tmp_path):
         (tmp_path / "out").rename(tmp_path / "away")
         with pytest.raises(ShardsmithError) as caught:
             run.check()
-    assert str(caught.value) == f"output {tmp_path}/out is gone; give the same command again"
+    assert str(caught.value) == (
+        f"output {tmp_path}/out is gone; bring it back and give the same command again: it goes on"
+    )
 
 
 def test_without_a_hold_nothing_is_checked(tmp_path):

@@ -38,7 +38,7 @@ def refs(tmp_path: Path) -> list[InputRef]:
 
 def write(refs: list[InputRef], output: Path, *, threads: int = 2, **sections: object):
     columns = {"number": {"type": "int"}, "text": {"type": "text"}}
-    config = make_config("raw", output, columns=columns, **sections)
+    config = make_config(output.parent, output, columns=columns, **sections)
     folder = BuildFolder(output)
     folder.prepare(anew=False)
     (output / "train").mkdir()
