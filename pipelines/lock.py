@@ -201,8 +201,15 @@ class Run:
         if self.announced and (holder is None or holder.run != self.id):
             root = self.announced.parent.parent
             if not root.exists():
-                raise ShardsmithError(f"output {root} is gone; bring it back and give the same command again: it goes on")
+                raise ShardsmithError(
+                    f"output {root} is gone; bring it back and give the same command again: it goes on"
+                )
             raise ShardsmithError(f"this worker's run has ended: {root} is now held by {holder or 'nobody'}")
+
+    def end(self) -> None:
+        """Ends the run for its workers, of which some may still be at work."""
+        if self.announced:
+            self.announced.unlink(missing_ok=True)
 
 
 UNANNOUNCED = Run()

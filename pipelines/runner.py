@@ -24,6 +24,7 @@ from pipelines.marking import MarkDuplicates
 from pipelines.match import MatchInputs
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.plan import Past, Plan
+from pipelines.workers import noticing_dead_workers
 from shards.errors import UsageError
 
 # Plain DirectRunner first tries to download Prism and then changes behaviour quietly; this one never does.
@@ -105,7 +106,7 @@ def run_build(
     decoders, run = decoders_per_worker(options), Run.find(folder.root)
     if runs_here(options):
         start_ahead(decoders)
-    with explain_failures(config):
+    with explain_failures(config), noticing_dead_workers(run):
         with beam.Pipeline(options=options) as pipeline:
             refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool), run)
             if past:

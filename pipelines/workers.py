@@ -23,11 +23,12 @@ def noticing_dead_workers(run: Run) -> Iterator[None]:
     usual = threading.excepthook
 
     def notice(arguments: threading.ExceptHookArgs) -> None:
-        if not (found := _DEATH.search(str(arguments.exc_value))):
-            return usual(arguments)
-        deaths.append(int(found[1]))
-        run.end()
-        return os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread, wherever it waits
+        if found := _DEATH.search(str(arguments.exc_value)):
+            deaths.append(int(found[1]))
+            run.end()
+            os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread, wherever it waits
+        else:
+            usual(arguments)
 
     threading.excepthook = notice
     try:
