@@ -28,7 +28,7 @@ from pipelines import pipeline, write
 from pipelines.config import BuildConfig
 from pipelines.donor import rewrite_shard
 from pipelines.layout import BuildFolder, load_plan, save_plan
-from pipelines.lock import Run, announce, hold
+from pipelines.lock import Holder, Run, announce, hold
 from pipelines.process import Task, process_input
 from pipelines.sources import partition_sources
 from shards.errors import ShardsmithError, UsageError
@@ -67,17 +67,24 @@ def receipts_in(out: Path) -> int:
 
 
 def has(pattern: str) -> Callable[[Path, int], bool]:
-    return lambda out, before: any(out.glob(pattern))
+    return lambda out, since: any(is_newer(path, since) for path in out.glob(pattern))
 
 
-# What is to be seen in the output when the moment has come; `before` is how many receipts there were at the start.
+def is_newer(path: Path, since: int) -> bool:
+    try:
+        return path.stat().st_mtime_ns > since
+    except FileNotFoundError:
+        return False
+
+
+# What is to be seen in the output when the moment has come; `since` is when the run has announced itself.
 PHASES: dict[str, Callable[[Path, int], bool]] = {
-    "at the start": has(".build/holder.json"),
+    "at the start": lambda out, since: True,
     "listing": has(".build/listing/*"),
     "planned": has("state/plan.json"),
     "inside a shard": has("t*/.*.tmp"),
-    "a shard is written": lambda out, before: receipts_in(out) > before,
-    "all are written": lambda out, before: all_written(BuildFolder(out)),
+    "a shard is written": has("state/receipts/*.json"),
+    "all are written": lambda out, since: has("state/plan.json")(out, since) and all_written(BuildFolder(out)),
     "analysing": has(".build/tmp*"),
     "at commit": has("schema.pbtxt"),
     "behind the manifest": has("manifest.json"),
@@ -88,10 +95,18 @@ def all_written(folder: BuildFolder) -> bool:
     return folder.plan.exists() and receipts_in(folder.root) == len(load_plan(folder.plan).shards)
 
 
+def is_holder(process: subprocess.Popen[str], out: Path) -> bool:
+    run = Run.find(out)
+    holder = run.announced and Holder.load(run.announced)
+    return bool(holder and holder.pid == process.pid)
+
+
 def cut_off(process: subprocess.Popen[str], out: Path, phase: str, delay: float, send: int) -> str:
     """Ends the process some time after a phase has begun; returns what it said. All its children end too."""
-    before = receipts_in(out)
-    while process.poll() is None and not PHASES[phase](out, before):
+    while process.poll() is None and not is_holder(process, out):
+        time.sleep(0.002)
+    since = time.time_ns()
+    while process.poll() is None and not PHASES[phase](out, since):
         time.sleep(0.002)
     time.sleep(delay)
     children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -115,6 +130,8 @@ def expected(raw, tmp_path_factory):
     return files_of(out)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(-(-KILLS // 7)))
 def test_a_build_that_is_killed_again_and_again_leaves_what_one_build_leaves(seed, raw, expected, tmp_path):
     chance, out = random.Random(seed), tmp_path / "out"
@@ -135,6 +152,8 @@ def test_a_build_that_is_killed_again_and_again_leaves_what_one_build_leaves(see
     assert files_of(out) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_killed_append_goes_on_and_the_dataset_is_whole_all_the_time(raw, tmp_path):
     source, out = tmp_path / "raw", tmp_path / "out"
     shutil.copytree(raw, source)
@@ -154,6 +173,8 @@ def test_a_killed_append_goes_on_and_the_dataset_is_whole_all_the_time(raw, tmp_
     assert files_of(out) == files_of(tmp_path / "other")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_workers_that_outlive_their_driver_name_no_more_files(tmp_path):
     """Beam's workers write on when their driver is killed; from the moment a new run holds the output, in vain."""
     source, out = write_large(tmp_path / "raw"), tmp_path / "out"
@@ -181,6 +202,8 @@ def write_large(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_worker_that_is_killed_ends_the_build_and_the_same_command_goes_on(raw, expected, tmp_path):
     out = tmp_path / "out"
     process = start(raw, out, *PARALLEL)
