@@ -50,6 +50,12 @@ def files_of(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): hash_file(path) for path in root.rglob("*") if path.is_file()}
 
 
+def identities_of(root: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of modification of every file and folder: who is the same has not been touched."""
+    found = {path: path.stat() for path in (root, *root.rglob("*"))}
+    return {path.relative_to(root).as_posix(): (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
+
+
 def images(source: Path) -> list[Path]:
     """Every file of a source."""
     return sorted(path for path in source.rglob("*") if path.is_file())

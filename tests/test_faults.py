@@ -7,11 +7,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import make_config, make_ref
-from durable import SETTINGS, files_of, pictures_of, run_append, run_build
+from light import files_of, images, run_append, run_build
 from pictures import encoded, picture, write_class_folders
 
 from pipelines import write
@@ -23,6 +24,12 @@ from pipelines.values import InputRef, Location
 from shards.errors import ShardsmithError
 from shards.manifest import read_manifest
 from shards.verify import verify
+
+SETTINGS: dict[str, Any] = {
+    "splits": {"fractions": {"train": 0.7, "test": 0.3}},
+    "image": {"resize": "exact:16", "encode": {"format": "png"}},
+    "shards": {"target_mb": 0.006},
+}
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +261,7 @@ def test_a_lost_source_is_no_heap_of_rejects(loss, source, expected, tmp_path):
 def test_one_file_that_is_lost_is_one_reject(source, tmp_path):
     shutil.copytree(source, tmp_path / "raw")
     config = make_config(tmp_path / "raw", tmp_path / "out", max_rejects=1, **SETTINGS)
-    with writing_by(during_shard(0, pictures_of(tmp_path / "raw")[4].unlink)):
+    with writing_by(during_shard(0, images(tmp_path / "raw")[4].unlink)):
         assert run_build(config).counts.rejected == {"unreadable": 1}
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import make_config
-from durable import SETTINGS, files_of, identities_of, pictures_of, run_append, run_build, run_retry
+from light import files_of, identities_of, images, run_append, run_build, run_retry
 from pictures import encoded, picture, write_class_folders
 
 from pipelines import pipeline, write
@@ -36,6 +36,11 @@ from shards.files import is_temporary, naming_after
 from shards.manifest import read_manifest
 from shards.verify import verify
 
+SETTINGS: dict[str, Any] = {
+    "splits": {"fractions": {"train": 0.7, "test": 0.3}},
+    "image": {"resize": "exact:16", "encode": {"format": "png"}},
+    "shards": {"target_mb": 0.006},
+}
 ROOT = Path(__file__).parent.parent
 KILLS = int(os.environ.get("SHARDSMITH_KILLS", "7"))
 ARGUMENTS = (
@@ -160,7 +165,7 @@ def test_a_killed_append_goes_on_and_the_dataset_is_whole_all_the_time(raw, tmp_
     finish(source, out)
     for number in range(40):
         (source / "cat" / f"new{number}.png").write_bytes(encoded(picture(500 + number), "png"))
-    pictures_of(source)[3].unlink()
+    images(source)[3].unlink()
     shutil.copytree(out, tmp_path / "other")
     finish(source, tmp_path / "other", command="append")
     process = start(source, out, command="append")
@@ -343,7 +348,7 @@ def test_an_append_may_be_cut_off_anywhere(tmp_path):
     run_build(config)
     for number in range(5):
         (source / "dog" / f"new{number}.png").write_bytes(encoded(picture(70 + number), "png"))
-    pictures_of(source)[2].unlink()
+    images(source)[2].unlink()
     shutil.copytree(tmp_path / "out", tmp_path / "before")
     whole = Cut(1_000_000)
     with whole.at_work():
@@ -382,7 +387,7 @@ def test_only_shards_whose_inputs_changed_are_written_again(tmp_path, capsys):
     config = make_config(source, tmp_path / "out", **SETTINGS)
     folder = interrupted_build(config)
     before = shards_of(folder.root)
-    pictures_of(source)[7].write_bytes(encoded(picture(4711), "png"))
+    images(source)[7].write_bytes(encoded(picture(4711), "png"))
     manifest = run_build(config)
     after = shards_of(folder.root)
     said = capsys.readouterr()
