@@ -13,6 +13,7 @@ from pipelines.config import BuildConfig
 from pipelines.dealing import DealSplits
 from pipelines.decoders import DecoderPool
 from pipelines.facts import RowWriter
+from pipelines.failures import explain_failures
 from pipelines.layout import BuildFolder, link_file, load_plan, save_plan, save_receipt
 from pipelines.listing import order_prefix
 from pipelines.lock import Run
@@ -22,7 +23,7 @@ from pipelines.pipeline import ListInputs, report_to
 from pipelines.plan import Plan, Rebuilt
 from pipelines.progress import show_progress
 from pipelines.remains import Job, Note, mend_shard, read_rejects
-from pipelines.runner import decoders_per_worker, explain_failures
+from pipelines.runner import decoders_per_worker
 from pipelines.seen import KEY, REASON, SEEN_SCHEMA, read_seen, to_bytes, to_text
 from pipelines.sources import check_sources
 from pipelines.values import Content, InputRef, PlannedShard, Receipt
