@@ -9,7 +9,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines.config import BuildConfig
+from pipelines.config import BuildConfig, SplitsConfig
 from pipelines.dealing import DealSplits
 from pipelines.decoders import DecoderPool
 from pipelines.facts import RowWriter
@@ -147,7 +147,8 @@ def run_mend(
             refs = refs | "DealSplits" >> DealSplits(config)  # InputRef
         _ = (
             refs
-            | "KeyByShard" >> beam.FlatMap(key_by_job, places, unsure).with_output_types(tuple[int, InputRef])
+            | "KeyByShard"
+            >> beam.FlatMap(key_by_job, places, unsure, config.splits).with_output_types(tuple[int, InputRef])
             | "GroupByShard" >> beam.GroupByKey()  # (shard number, [InputRef])
             | "MendShard" >> beam.ParDo(MendShard(config, jobs, decoders))  # nothing
         )
@@ -159,15 +160,20 @@ def needs_duplicates(jobs: Iterable[Job], config: BuildConfig) -> bool:
 
 
 def key_by_job(
-    ref: InputRef, places: Mapping[tuple[str, int], int], unsure: Sequence[Job]
+    ref: InputRef, places: Mapping[tuple[str, int], int], unsure: Sequence[Job], splits: SplitsConfig
 ) -> Iterator[tuple[int, InputRef]]:
-    """A ref with the number of the shard that it is an input of, if that is made again."""
+    """A ref with the number of the shard that it is an input of, if that is made again.
+
+    How a stratified split was dealt cannot be found out from what is left: whoever no other shard has is its own.
+    """
     if ref.before:
         place = ref.before.split, ref.before.shard
         yield from [(places[place], ref)] if place in places else []
     else:
         prefix = order_prefix(ref.key)
-        yield from ((job.shard.number, ref) for job in unsure if job.could_hold(ref.dealt, prefix))
+        for job in unsure:
+            if job.could_hold(job.shard.split if splits.stratify else ref.dealt, prefix):
+                yield job.shard.number, ref
 
 
 class MendShard(beam.DoFn):

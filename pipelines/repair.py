@@ -169,7 +169,8 @@ def mend_from_sources(damaged: Damaged, config: BuildConfig, *, options: Pipelin
     print(f"making {_count(jobs, 'shard')} again from the sources", file=sys.stderr)
     staged = BuildFolder(damaged.folder.work / "repair")
     there = config.model_copy(update={"output": str(staged.root)})
-    others = list_others(damaged, jobs) if needs_duplicates(jobs, config) else list_neighbours(damaged, jobs)
+    by_all = needs_duplicates(jobs, config) or config.splits.stratify  # what an input is depends on all others
+    others = list_others(damaged, jobs) if by_all else list_neighbours(damaged, jobs)
     trouble = mend_shards(jobs, others, damaged.manifest, there, options)
     for job in jobs:
         note = load_note(staged, job.shard) or Note()

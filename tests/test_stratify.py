@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pictures import encoded, picture
 from shards_data import brief, thorough
 from test_splits import run_dealing
-from test_update import examples_of, run_append, run_build
+from test_update import LOCAL, examples_of, run_append, run_build
 
 from pipelines.config import SplitsConfig
 from pipelines.dealing import cut_strata
+from pipelines.repair import repair
 from pipelines.splits import choose_split, deal_unit, is_tied, unit_of
 from pipelines.stratify import (
     Cut,
@@ -34,6 +35,8 @@ from pipelines.stratify import (
 )
 from pipelines.values import Before, InputRef
 from shards.errors import UsageError
+from shards.files import hash_file
+from shards.verify import verify
 
 THIRDS = {"train": 0.7, "validation": 0.2, "test": 0.1}
 SPLITS = SplitsConfig(fractions=THIRDS, stratify=True)
@@ -308,3 +311,25 @@ def test_groups_by_a_pattern_stay_whole_over_an_append(tmp_path):
     assert old.items() <= new.items()
     assert manifest.leaks.group == 0
     assert [split.records for split in manifest.splits] == [24, 16]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_lost_shard_is_made_again_from_what_no_other_shard_has(tmp_path, index):
+    source = write_pictures(tmp_path / "raw", {"cat": 40, "dog": 23})
+    config = make_config(
+        source,
+        tmp_path / "out",
+        source={"label_pattern": r"^(?P<label>\w+)-"},
+        splits={"fractions": THIRDS, "stratify": True},
+        image={"resize": "exact:16"},
+        shards={"target_mb": 0.01},
+    )
+    run_build(config)
+    write_pictures(source, {"cat": 30, "owl": 10}, first=40)
+    shards = run_append(config).split("train").shards
+    assert len(shards) == 3
+    (tmp_path / "out" / shards[index].path).unlink()
+    (tmp_path / "out" / "state" / "seen" / f"train-0000{index}.arrow").unlink()
+    repair(config, options=LOCAL)
+    assert hash_file(tmp_path / "out" / shards[index].path) == shards[index].sha256
+    assert verify(tmp_path / "out") == []
