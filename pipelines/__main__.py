@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,23 @@ examples:
   python -m pipelines build configs/demo.yaml --direct_running_mode=multi_processing --direct_num_workers=8
   python -m pipelines plan configs/demo.yaml
   python -m pipelines append configs/demo.yaml         # new pictures have come
+  python -m pipelines append configs/new.yaml --keep-missing   # a config that names only what is new
   python -m pipelines retry configs/demo.yaml          # after mending what rejected/*.jsonl lists
+  python -m pipelines compact configs/demo.yaml        # after many appends
   python -m pipelines repair configs/demo.yaml         # when `python -m shards verify` finds damage
 
 Options that are not listed here are Apache Beam's (--runner, --direct_num_workers, ...).
 A build that was interrupted goes on when the same command is given again.
 Exit codes: 0 done, 1 it failed, 2 bad config or usage.
 """
+
+
+# The flags of one command alone, as its function calls them.
+_FLAGS = {
+    "build": ("overwrite",),
+    "append": ("keep_missing", "allow_removals"),
+    "retry": ("keep_missing", "allow_removals"),
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -43,21 +52,45 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="build|plan|append|retry|repair")
+    names = "build|plan|append|retry|compact|repair"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     build = _add_command(commands, "build", "write the dataset")
     build.add_argument("--overwrite", action="store_true", help="replace a finished dataset at the output")
     _add_command(commands, "plan", "dry run: list metadata, print images, classes, splits, shards and estimated bytes")
-    _add_command(
+    append = _add_command(
         commands,
         "append",
         "take up what was added to the sources, changed there or removed from there, as a new version: "
         "shards and splits that are there stay as they are",
     )
-    _add_command(commands, "retry", "what append does, and try rejected inputs again; also for an unfinished build")
+    retry = _add_command(
+        commands, "retry", "what append does, and try rejected inputs again; also for an unfinished build"
+    )
+    for command in (append, retry):
+        _add_removal_flags(command)
+    _add_command(
+        commands,
+        "compact",
+        "merge small shards into the size that the config plans, as a new version: the same examples in the same "
+        "splits; no source is opened",
+    )
     _add_command(
         commands, "repair", "rebuild only what is damaged or missing, byte for byte, from copies and from the sources"
     )
     return parser
+
+
+def _add_removal_flags(command: argparse.ArgumentParser) -> None:
+    """What to do if more than a tenth of the inputs is gone, which else is taken for a mistake."""
+    either = command.add_mutually_exclusive_group()
+    either.add_argument(
+        "--keep-missing",
+        action="store_true",
+        help="inputs that are no longer listed stay in the dataset: for configs that name only what is new",
+    )
+    either.add_argument(
+        "--allow-removals", action="store_true", help="inputs that are no longer listed leave it, however many"
+    )
 
 
 def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
@@ -106,13 +139,14 @@ def main(argv: Sequence[str]) -> int:
         from pipelines.build import plan
 
         plan(config, options=_beam_options(rest, arguments.command))
+    elif arguments.command == "compact":
+        from pipelines.compact import compact
+
+        compact(config, options=_beam_options(rest, arguments.command), started=started)
     elif arguments.command == "repair":
         from pipelines.repair import repair
 
-        try:
-            repair(config, options=_beam_options(rest, arguments.command))
-        except KeyboardInterrupt as interrupt:
-            raise ShardsmithError("interrupted; the same command repairs what is left") from interrupt
+        repair(config, options=_beam_options(rest, arguments.command))
     elif arguments.command == "build" and not arguments.overwrite and Path(config.output, MANIFEST).exists():
         _confirm(config, rest)
     else:
@@ -139,12 +173,13 @@ def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig
 
         options = _beam_options(rest, arguments.command)
         commands: dict[str, Callable[..., Manifest]] = {
-            "build": partial(build, overwrite=getattr(arguments, "overwrite", False)),
+            "build": build,
             "append": append,
             "retry": retry,
         }
+        flags = {name: getattr(arguments, name) for name in _FLAGS[arguments.command]}
         try:
-            commands[arguments.command](config, options=options, analyst=analyst, started=started)
+            commands[arguments.command](config, options=options, analyst=analyst, started=started, **flags)
         except KeyboardInterrupt as interrupt:
             told = f"interrupted; the same command goes on with the shards that are written in {config.output}"
             raise ShardsmithError(told) from interrupt
@@ -153,7 +188,8 @@ def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig
 def _beam_options(rest: Sequence[str], command: str) -> Any:
     from pipelines.runner import parse_beam_options
 
-    ours = ["--source", "--output", "--resize", "--set", *(["--overwrite"] if command == "build" else [])]
+    flags = [f"--{name.replace('_', '-')}" for name in _FLAGS.get(command, ())]
+    ours = ["--source", "--output", "--resize", "--set", *flags]
     return parse_beam_options(rest, ours=ours)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipelines.config import BuildConfig
 from pipelines.values import Content
@@ -28,6 +28,13 @@ class Analysis:
     config: BuildConfig
     content: Content
     options: Mapping[str, Any]
+
+
+class Analyzer(Protocol):
+    """Whoever answers an analysis."""
+
+    def run(self, analysis: Analysis, /) -> dict[str, int]:
+        """Saves the SavedModel at `output`/transform_fn and returns how often each label was counted."""
 
 
 @dataclass(frozen=True)

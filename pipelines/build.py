@@ -14,7 +14,7 @@ from pipelines.commit import FIRST, Origin, commit
 from pipelines.config import BuildConfig
 from pipelines.confirm import confirm
 from pipelines.donor import Donor
-from pipelines.layout import BuildFolder, load_plan, load_receipt, sweep_unplanned
+from pipelines.layout import BuildFolder, load_plan, load_receipt, load_receipts, sweep_unplanned
 from pipelines.leak_check import leaks_in_words
 from pipelines.lock import announce, exclusive
 from pipelines.objects import use_options
@@ -99,7 +99,7 @@ def find_begun(folder: BuildFolder, config: BuildConfig, *, retry: bool) -> Dono
         told = "; ".join(map(str, harm[:3])) + (f"; and {len(harm) - 3} more" if len(harm) > 3 else "")
         print(f"an unfinished build is here, but {told}: starting over", file=sys.stderr)
         return None
-    count = sum(1 for _ in (folder.state / "receipts").glob("*.json"))
+    count = sum(folder.shard(receipt.shard).exists() for receipt in load_receipts(folder))
     print(f"going on with an unfinished build: {count:,} shards are written", file=sys.stderr)
     return Donor(folder.root, retry=retry or bool(differences) or folder.again.exists())
 
@@ -135,9 +135,9 @@ def describe_work(plan: Plan, folder: BuildFolder) -> str:
     written_now = [shard for shard in plan.shards if folder.taken(shard).exists()]
     receipts = [load_receipt(folder.receipt(shard)) for shard in written_now]
     notes = [folder.taken(shard).read_text().split() for shard in written_now]
-    taken, again = (sum(int(note[column]) for note in notes) for column in (0, 1))
+    taken, refused, again = (sum(int(note[column]) for note in notes) for column in range(3))
     written = sum(receipt.records for receipt in receipts) - taken
-    rejected = sum(sum(receipt.rejected.values()) for receipt in receipts)
+    rejected = sum(sum(receipt.rejected.values()) for receipt in receipts) - refused
     kept = len(plan.shards) - len(written_now)
     why = f" ({again:,} of them again: their inputs, rejects or label ids changed)" if again else ""
     return (

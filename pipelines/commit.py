@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines.accounts import check_accounting, check_budget, count_up
-from pipelines.analyst import Analysis, Analyst
+from pipelines.analyst import Analysis, Analyzer
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_receipts
 from pipelines.leak_check import check_leaks
@@ -47,6 +47,7 @@ class Origin:
     command: str = "build"
     before: Manifest | None = None
     root: Path | None = None  # where the version before lies
+    recipe: Recipe | None = None  # that the records were made by, if it is not the config's
 
     @property
     def version(self) -> int:
@@ -58,7 +59,7 @@ FIRST = Origin()
 
 
 def commit(
-    plan: Plan, config: BuildConfig, *, analyst: Analyst, options: PipelineOptions, origin: Origin = FIRST
+    plan: Plan, config: BuildConfig, *, analyst: Analyzer, options: PipelineOptions, origin: Origin = FIRST
 ) -> Manifest:
     """Checks that everything is accounted for, then completes the dataset; the manifest appears last."""
     folder = BuildFolder(Path(config.output))
@@ -76,7 +77,7 @@ def commit(
     report = render_report(manifest, folder.root, shards=(folder.root, *([origin.root] if origin.root else [])))
     write_atomically(folder.root / "report.html", report.encode())
     write_spare(folder.root, folder.files(), folder.root / SPARE)
-    manifest = manifest.model_copy(update={"files": list_files(folder)})
+    manifest = manifest.model_copy(update={"files": list_files(folder, origin)})
     write_local(folder.root, folder.seen_here.iterdir())
     write_manifest(folder.root, manifest)
     shutil.rmtree(folder.work)
@@ -86,10 +87,10 @@ def commit(
 def describe_splits(plan: Plan, receipts: Sequence[Receipt], before: Manifest | None) -> tuple[SplitEntry, ...]:
     """The manifest's entries for splits and shards."""
     used = next_indices(before)
-    return tuple(
-        _split_entry(split.name, [r for r in receipts if r.split == split.name], used.get(split.name, 0))
-        for split in plan.splits
-    )
+    names = [split.name for split in plan.splits]
+    # A split that has lost all its inputs stays: it remembers which names were used.
+    names += [name for name in used if name not in names]
+    return tuple(_split_entry(name, [r for r in receipts if r.split == name], used.get(name, 0)) for name in names)
 
 
 def next_indices(manifest: Manifest | None) -> dict[str, int]:
@@ -130,7 +131,7 @@ def _analyze(
     receipts: Sequence[Receipt],
     config: BuildConfig,
     *,
-    analyst: Analyst,
+    analyst: Analyzer,
     options: PipelineOptions,
 ) -> None:
     """Runs tf.Transform over the analysed splits and keeps its SavedModel."""
@@ -176,7 +177,7 @@ def make_manifest(
     plan: Plan, splits: tuple[SplitEntry, ...], config: BuildConfig, counts: Counts, origin: Origin
 ) -> Manifest:
     """The manifest, still without the list of other files."""
-    recipe = Recipe.of(config)
+    recipe = origin.recipe or Recipe.of(config)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         version=origin.version,
@@ -235,8 +236,9 @@ def now_in_words() -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def list_files(folder: BuildFolder) -> tuple[FileEntry, ...]:
+def list_files(folder: BuildFolder, origin: Origin = FIRST) -> tuple[FileEntry, ...]:
     """Every file that is neither a shard nor an index nor the manifest, and not true on this machine only."""
+    known = {entry.path: entry for entry in origin.before.files} if origin.before else {}
     unlisted = {folder.root / LOCAL, folder.root / MANIFEST_COPY}
     paths = sorted(
         path
@@ -244,10 +246,17 @@ def list_files(folder: BuildFolder) -> tuple[FileEntry, ...]:
         if path.is_file() and path.suffix not in (".tfrecord", ".idx") and path not in unlisted
     )
     return tuple(
-        _entry_of(path, folder.root)
+        _known_entry(path, folder.root, known, origin.root) or _entry_of(path, folder.root)
         for path in paths
         if not any(map(path.is_relative_to, (folder.work, folder.seen_here))) and not is_temporary(path.name)
     )
+
+
+def _known_entry(path: Path, root: Path, known: Mapping[str, FileEntry], older: Path | None) -> FileEntry | None:
+    """The entry that a file has in the version before, if it is the very same file."""
+    name = path.relative_to(root).as_posix()
+    same = older and name in known and (older / name).exists() and path.samefile(older / name)
+    return known[name] if same else None
 
 
 def _entry_of(path: Path, root: Path) -> FileEntry:

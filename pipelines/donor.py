@@ -3,9 +3,13 @@
 A shard is written like any other; its writer only finds that some of the work has been done.
 """
 
+import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -13,21 +17,26 @@ import pyarrow.compute
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder, load_receipt
 from pipelines.plan import Plan
-from pipelines.process import Made, Outcome, Task
-from pipelines.reasons import ALIKE
+from pipelines.process import Made, Outcome, Refused, Task
+from pipelines.reasons import ALIKE, DUPLICATES
 from pipelines.seen import ACCOUNTS, IDENTITY, NOT_ITS_OWN, REASON, Identities, read_seen
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.write import Pending, Processor, Watcher, sort_refs, write_shard
+from shards.errors import ShardsmithError
 from shards.files import write_atomically
 from shards.records import DamagedRecord, read_index, read_records
 
 
 @dataclass(frozen=True)
 class Donor:
-    """An earlier run's folder; `retry` makes it keep to itself what was rejected there."""
+    """An earlier run's folder; `retry` makes it keep to itself what was rejected there.
+
+    With `keep_missing` it gives also what is no longer listed.
+    """
 
     root: Path
     retry: bool = False
+    keep_missing: bool = False
 
     @property
     def folder(self) -> BuildFolder:
@@ -55,12 +64,20 @@ def rewrite_shard(
         return receipt
     again = begun.folder.receipt(shard).exists()
     places = [(begun, shard)]
-    if past and shard.number in plan.origins:
-        places.append((past, plan.origins[shard.number]))
+    if past:
+        places += [(past, place) for place in find_origins(shard, ordered, plan)]
     recycler = Recycler(decoders, Records(open_shards(places), Identities(config)))
     receipt = write_shard(shard, ordered, plan=plan, config=config, decoders=recycler, watch=watch)
-    write_atomically(BuildFolder(Path(config.output)).taken(shard), b"%d %d" % (recycler.taken, again))
+    notes = b"%d %d %d" % (recycler.taken, recycler.refused, again)
+    write_atomically(BuildFolder(Path(config.output)).taken(shard), notes)
     return receipt
+
+
+def find_origins(shard: PlannedShard, refs: Iterable[InputRef], plan: Plan) -> list[PlannedShard]:
+    """The shards of the version before that hold what this one takes over."""
+    carried = {(ref.before.split, ref.before.shard) for ref in refs if ref.is_carried and ref.before}
+    origin = {(each.split, each.index) for number, each in plan.origins.items() if number == shard.number}
+    return [PlannedShard(-1, *place) for place in sorted(carried | origin)]
 
 
 def find_finished(
@@ -107,13 +124,18 @@ def open_shards(places: Iterable[tuple[Donor, PlannedShard]]) -> list["OldShard"
 
 @dataclass(frozen=True)
 class OldShard:
-    """One shard of a donor; `rows` are the inputs that became records, in their order."""
+    """One shard of a donor; `rows` are the inputs that became records, in their order.
+
+    `outcomes` says of all inputs which record or which of the `rejects` they became: record 3 is 3, reject 3 is -4.
+    """
 
     path: Path
     extents: Sequence[Sequence[int]]
     rows: pa.Table
     facts: pa.Table
     label_ids: Mapping[str, int]
+    outcomes: Sequence[int]
+    rejects_path: Path
 
     @classmethod
     def open(cls, donor: Donor, shard: PlannedShard) -> "OldShard":
@@ -125,7 +147,29 @@ class OldShard:
         facts = read_table(folder.facts(shard))
         if not len(extents) == len(rows) == len(facts):
             raise ValueError(f"{folder.shard(shard)}: index, facts and inputs do not fit")
-        return cls(folder.shard(shard), extents, rows, facts, load_receipt(folder.receipt(shard)).label_ids)
+        made, refused = itertools.count(), itertools.count(-1, -1)
+        outcomes = [next(refused if reason else made) for reason in seen[REASON].to_pylist()]
+        label_ids = load_receipt(folder.receipt(shard)).label_ids
+        return cls(folder.shard(shard), extents, rows, facts, label_ids, outcomes, folder.rejects(shard))
+
+    @cached_property
+    def rejects(self) -> list[dict[str, Any]]:
+        """The lines of what the shard did not take."""
+        with self.rejects_path.open(encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream]
+
+    def outcome(self, place: int) -> Outcome | None:
+        """What became of the input at a place in the shard's order; none if that is damaged."""
+        number = self.outcomes[place]
+        return self.made(number) if number >= 0 else self.refused(-number - 1)
+
+    def refused(self, number: int) -> Refused | None:
+        """The outcome that this reject was; its bytes, if they were kept, stay where they are."""
+        try:
+            row = self.rejects[number]
+        except (OSError, ValueError, IndexError):
+            return None
+        return Refused(row["reason"], row["message"], row["bytes"], row["sha256"], location=row["location"])
 
     def made(self, row: int) -> Made | None:
         """The outcome that this record was; none if the record is damaged."""
@@ -146,12 +190,15 @@ class Records:
     def __init__(self, shards: Sequence[OldShard], identities: Identities) -> None:
         """Holds an entry for each record, which is a few hundred bytes, and no record."""
         self._identities = identities
+        self._shards = {str(shard.path): shard for shard in shards}
         self._places = {
             identity: (shard, row) for shard in shards for row, identity in enumerate(shard.rows[IDENTITY].to_pylist())
         }
 
-    def find(self, task: Task) -> Made | None:
+    def find(self, task: Task) -> Outcome | None:
         """What became of the same input before, if its record would be the same now."""
+        if task.ref.is_carried:
+            return self._carry(task.ref)
         place = None if task.ref.fault else self._places.get(self._identities.of(task.ref))
         if place is None:
             return None
@@ -160,31 +207,43 @@ class Records:
             return None
         return shard.made(row)
 
+    def _carry(self, ref: InputRef) -> Outcome:
+        """What became of an input of which there is nothing else."""
+        shard = self._shards.get(ref.location.path)
+        outcome = shard.outcome(ref.location.offset) if shard else None
+        if outcome is None:
+            raise ShardsmithError(
+                f"{ref.location.path}: the record of {ref.key} cannot be read, and it is not made anew: "
+                "`python -m shards verify` lists all damage, `python -m pipelines repair` mends it"
+            )
+        return outcome
+
 
 class Recycler:
     """Answers tasks from the donor's records where it can, and asks the decoders for the rest."""
 
     def __init__(self, decoders: Processor, records: Records) -> None:
-        """`taken` counts what was answered without the decoders."""
+        """`taken` and `refused` count what was answered without the decoders: records, and rejects."""
         self._decoders, self._records = decoders, records
-        self.count, self.taken = decoders.count, 0
+        self.count, self.taken, self.refused = decoders.count, 0, 0
 
     def submit(self, tasks: Sequence[Task], /) -> Pending:
         """Takes a group of tasks."""
         known = [self._records.find(task) for task in tasks]
-        rest = [task for task, made in zip(tasks, known, strict=True) if made is None]
-        self.taken += len(tasks) - len(rest)
-        return _Mixed(known, self._decoders.submit(rest))
+        rest = [task for task, outcome in zip(tasks, known, strict=True) if outcome is None]
+        self.taken += sum(isinstance(outcome, Made) for outcome in known)
+        self.refused += sum(isinstance(each, Refused) and each.reason not in DUPLICATES for each in known)
+        return _Mixed(known, self._decoders.submit(rest) if rest else None)
 
 
 @dataclass(frozen=True)
 class _Mixed:
-    known: Sequence[Made | None]
-    asked: Pending
+    known: Sequence[Outcome | None]
+    asked: Pending | None
 
     def result(self) -> list[Outcome]:
-        answers = iter(self.asked.result())
-        return [made or next(answers) for made in self.known]
+        answers = iter(self.asked.result() if self.asked else ())
+        return [outcome or next(answers) for outcome in self.known]
 
 
 def read_table(path: Path) -> pa.Table:

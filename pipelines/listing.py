@@ -8,6 +8,7 @@ from pipelines.forms import pixel_count, row_length
 from pipelines.reasons import DUPLICATES
 from pipelines.splits import order_hash
 from pipelines.values import Before, InputRef, Location
+from shards.errors import ShardsmithError
 from shards.records import FRAMING_BYTES
 
 # 2^20 prefixes: shards of a billion images are still cut to within a thousandth, and the histogram stays below 100 MB.
@@ -23,6 +24,8 @@ def order_prefix(key: str) -> int:
 
 def estimate_record_bytes(ref: InputRef, image: ImageConfig) -> int:
     """The size of a ref's record, guessed without opening the file."""
+    if ref.is_carried:
+        return ref.location.size
     length = row_length(ref.location.form)
     payload = 4 * length if length else _estimate_picture_bytes(ref.location, image)
     return payload + _EXAMPLE_OVERHEAD + 2 * len(ref.key) + 16 * len(ref.boxes)
@@ -56,10 +59,11 @@ class Listing:
     bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     row_lengths: Counter[int] = field(default_factory=Counter)  # 0: pictures
-    sources: Counter[tuple[str, int]] = field(default_factory=Counter)  # by split and number of the source
+    sources: Counter[tuple[str, str]] = field(default_factory=Counter)  # by split and name of the source
     stays: Counter[tuple[str, int]] = field(default_factory=Counter)
     touched: Counter[tuple[str, int]] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)  # by the fields of `Changes`
+    gone: tuple[str, ...] = ()  # a few keys of those
     faulty: int = 0
     fault: str = ""  # one of them, in words
 
@@ -71,7 +75,7 @@ class Listing:
                 return self
         else:
             self.changes["added"] += 1
-        self.sources[ref.dealt, ref.source] += 1
+        self.sources[ref.dealt, source_of(ref, config)] += 1
         if needs_place(ref):
             cell = ref.dealt, order_prefix(ref.key)
             self.images[cell] += 1
@@ -90,6 +94,9 @@ class Listing:
         place = before.split, before.shard
         if before.gone:
             self.changes["removed"] += 1
+            self.gone = _first_few(self.gone, (ref.key,))
+        elif before.added:
+            self.changes["added"] += 1
         elif not before.same:
             self.changes["changed"] += 1
         self.stays[place] += int(not before.gone and not needs_place(ref))
@@ -100,20 +107,43 @@ class Listing:
         for name, value in vars(other).items():
             if isinstance(value, Counter):
                 getattr(self, name).update(value)
+        self.gone = _first_few(self.gone, other.gone)
         self.faulty += other.faulty
         self.fault = _first(self.fault, other.fault)
         return self
 
 
+def source_of(ref: InputRef, config: BuildConfig) -> str:
+    """What the accounts call the source of an input; one that no source is asked for keeps what it had."""
+    return ref.before.source if ref.is_carried and ref.before else config.source_name(ref.source)
+
+
 def needs_place(ref: InputRef) -> bool:
-    """Whether an input must find a place in a new shard: it is new, or its source now gives it to another split."""
-    return ref.before is None or (not ref.before.gone and ref.before.split != ref.dealt)
+    """Whether an input must find a place in a new shard: it is new, uprooted, or now given to another split."""
+    before = ref.before
+    return before is None or (not before.gone and (before.uprooted or before.split != ref.dealt))
 
 
 def is_touched(ref: InputRef, before: Before) -> bool:
     """Whether the shard that holds an input must be made again: without it, or with what has become of it."""
     was, is_now = before.reason in DUPLICATES, bool(ref.fault and ref.fault.reason in DUPLICATES)
     return not before.same or before.gone or needs_place(ref) or was != is_now
+
+
+def check_removals(listing: Listing, inputs: int) -> None:
+    """Refuses to take more than a tenth of a dataset's inputs out of it: a source may be lost, or not be named."""
+    removed = listing.changes["removed"]
+    if removed * 10 > inputs:
+        raise ShardsmithError(
+            f"{removed:,} of the {inputs:,} inputs of the dataset are no longer in the sources, such as "
+            f"{', '.join(listing.gone)}; nothing was written. If a source is not mounted, or not named in the config, "
+            "mend that; if the config names only what is new, add --keep-missing: what is no longer listed then stays; "
+            "if these inputs shall leave the dataset, add --allow-removals"
+        )
+
+
+def _first_few(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*one, *other})[:3])
 
 
 def _first(one: str, other: str) -> str:

@@ -35,7 +35,7 @@ from pipelines.process import read_input
 from pipelines.reasons import RejectedImage
 from pipelines.sides import Verdicts, decide, list_clusters
 from pipelines.splits import unit_of
-from pipelines.values import InputRef
+from pipelines.values import RECORD, InputRef
 from pipelines.write import GROUP_BYTES, GROUP_TASKS
 from shards.errors import UsageError
 from shards.files import naming_after, write_atomically
@@ -205,8 +205,10 @@ class LookAtInputs(beam.DoFn):
 
 
 def recall(ref: InputRef, *, decode: bool) -> InputRef | None:
-    """The ref with what the dataset knows of it, if it has not changed and that is enough."""
+    """The ref with what the dataset knows of it, if it has not changed and that is enough, or all there is."""
     before = ref.before
+    if ref.is_carried:
+        return ref
     if before and before.same and before.content and (before.look or not decode):
         return ref._replace(content=before.content, look=before.look)
     return None
@@ -302,6 +304,8 @@ def pair_up(looks: Iterable[bytes], distance: int) -> Iterator[tuple[bytes, byte
 
 def read_digest(member: Member, config: BuildConfig) -> bytes:
     """The digest of an input's bytes; empty if it cannot be read."""
+    if member.location.coding == RECORD:
+        return b""
     try:
         return hashlib.sha256(read_input(member.location, config.image)).digest()[:DIGEST_BYTES]
     except RejectedImage:

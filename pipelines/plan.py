@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipelines.config import BuildConfig
-from pipelines.listing import Listing, needs_place, order_prefix
+from pipelines.listing import Listing, check_removals, needs_place, order_prefix
 from pipelines.ranges import choose_ranges, still_fit
 from pipelines.splits import check_split_names, split_order
 from pipelines.values import Changes, Content, InputRef, PlannedShard
@@ -37,9 +37,9 @@ class SplitPlan:
     sources: Mapping[str, int] = field(default_factory=dict)
     first_index: int = 0
 
-    def shard_of(self, ref: InputRef) -> PlannedShard:
-        """The new shard that holds a ref of this split."""
-        return self._shard(bisect_right(self.starts, order_prefix(ref.key)) - 1)
+    def shard_of(self, ref: InputRef) -> PlannedShard | None:
+        """The new shard that holds a ref of this split; none if there are no new ones."""
+        return self._shard(bisect_right(self.starts, order_prefix(ref.key)) - 1) if self.starts else None
 
     @property
     def shards(self) -> tuple[PlannedShard, ...]:
@@ -134,6 +134,8 @@ class Past:
     labels: tuple[str, ...] = ()
     next_index: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: int | None = None  # how many there were, if most of them must still be there
+    shards: Mapping[str, int] | None = None  # how many each split has, if they shall become fewer
 
 
 def make_plan(
@@ -144,6 +146,9 @@ def make_plan(
     Label ids are the order of `label_names` if there are any, else of the sorted labels, behind those of the past.
     """
     past = past or Past()
+    if past.inputs is not None:
+        check_removals(listing, past.inputs)
+    check_label_names(label_names, past.labels)
     names = split_order({name for name, _ in listing.sources}, config.splits)
     check_split_names(names, config)
     splits: list[SplitPlan] = []
@@ -174,11 +179,9 @@ def _plan_split(name: str, first_number: int, listing: Listing, config: BuildCon
     starts = past.starts.get(name, ())
     if images and not still_fit(starts, prefixes, weights, config.shards):
         starts = choose_ranges(name, prefixes, weights, images=images, config=config.shards)
-    sources = {
-        config.source_name(number): listing.sources[name, number]
-        for number in range(len(config.all_sources))
-        if listing.sources[name, number]
-    }
+    if past.shards and len(starts) >= past.shards.get(name, 0):
+        images, starts, weights = 0, (), []
+    sources = {source: count for (split, source), count in sorted(listing.sources.items()) if split == name}
     return SplitPlan(name, images, sum(weights), first_number, starts, sources, past.next_index.get(name, 0))
 
 
@@ -186,7 +189,8 @@ def _plan_rebuilt(
     listing: Listing, splits: Sequence[SplitPlan], past: Past
 ) -> tuple[tuple[Rebuilt, ...], tuple[tuple[str, int], ...]]:
     """New numbers and indices, behind those of the new shards, for the shards that changed; and those that emptied."""
-    touched = sorted(place for place, count in listing.touched.items() if count)
+    staying = {split.name for split in splits if past.shards and not split.starts}
+    touched = sorted(place for place, count in listing.touched.items() if count and place[0] not in staying)
     number = sum(len(split.starts) for split in splits)
     indices = dict(past.next_index) | {split.name: split.first_index + len(split.starts) for split in splits}
     rebuilt: list[Rebuilt] = []
@@ -196,6 +200,19 @@ def _plan_rebuilt(
             rebuilt.append(Rebuilt(shard, old_index, listing.stays[split, old_index]))
             indices[split] += 1
     return tuple(rebuilt), tuple(place for place in touched if not listing.stays[place])
+
+
+def check_label_names(names: Sequence[str], labels: Sequence[str]) -> None:
+    """Refuses names that give a class of the dataset another id."""
+    if not names:
+        return
+    for number, label in enumerate(labels):
+        if number >= len(names) or names[number] != label:
+            found = repr(names[number]) if number < len(names) else "nothing"
+            raise UsageError(
+                f"labels.names has {found} in line {number + 1}, but class {number} of the dataset is {label!r}; "
+                "ids must stay: add new names at the end, or build again with --overwrite"
+            )
 
 
 def check_content(content: Content, labels: Sequence[str], listing: Listing, config: BuildConfig) -> None:

@@ -59,13 +59,14 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An input that did not; `data` only if the build keeps such bytes."""
+    """An input that did not; `data` only if the build keeps such bytes, `location` only if it was refused before."""
 
     reason: str
     message: str
     size: int = 0
     sha256: str = ""
     data: bytes = b""
+    location: str = ""
 
     @property
     def weight(self) -> int:

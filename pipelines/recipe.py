@@ -67,6 +67,14 @@ class Difference:
     new: str
     only_takes_more: bool = False  # a raised cap, or truncated files kept: no record changes by it
 
+    @property
+    def is_layout(self) -> bool:
+        """Whether it says where inputs come from, or how large shards are.
+
+        No record changes by that but with its input, which is then another one.
+        """
+        return self.name.startswith(("sources.", "shards."))
+
     def __str__(self) -> str:
         """Reads like `image.resize.size was 16 and is 17`."""
         return f"{self.name} was {self.old} and is {self.new}"
@@ -98,7 +106,7 @@ def check_recipe(built: Recipe, asked: Recipe, *, output: str) -> list[Differenc
                 f"{output} was built with {each.name} {each.old}, here is {each.new}, "
                 "which may write other bytes; build again with --overwrite"
             )
-        if not each.only_takes_more:
+        if not each.only_takes_more and not each.is_layout:
             raise UsageError(
                 f"{each.name} is {each.new}, but {output} was built with {each.old}; "
                 "use the settings of the build, or build again with --overwrite"

@@ -75,7 +75,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
 
 def _split_row(split: SplitEntry) -> tuple[str | int, ...]:
     sizes = [shard.bytes for shard in split.shards]
-    megabytes = [f"{size / 1e6:,.2f} MB" for size in (min(sizes), max(sizes))]
+    megabytes = [f"{size / 1e6:,.2f} MB" for size in (min(sizes, default=0), max(sizes, default=0))]
     return (html.escape(split.name), split.records, len(sizes), f"{split.bytes / 1e6:,.1f}", *megabytes)
 
 

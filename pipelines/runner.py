@@ -13,6 +13,7 @@ from pathlib import Path
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 
+from pipelines.carry import Carrier, CarryInputs
 from pipelines.config import BuildConfig
 from pipelines.dealing import DealSplits
 from pipelines.decoders import start_ahead
@@ -24,6 +25,7 @@ from pipelines.marking import MarkDuplicates
 from pipelines.match import MatchInputs
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.plan import Past, Plan
+from pipelines.values import PlannedShard
 from pipelines.workers import noticing_dead_workers
 from shards.errors import UsageError
 
@@ -110,11 +112,32 @@ def run_build(
         with beam.Pipeline(options=options) as pipeline:
             refs = pipeline | "ListInputs" >> ListInputs(config, str(folder.spool), run)
             if past:
-                refs = refs | "MatchInputs" >> MatchInputs(config, past.root, past.retry)
+                refs = refs | "MatchInputs" >> MatchInputs(config, past.root, past.retry, past.keep_missing)
             if config.dedupe.find != "none":
                 refs = refs | "MarkDuplicates" >> MarkDuplicates(config, decoders, folder.duplicates, run)
             refs = refs | "DealSplits" >> DealSplits(config)
             plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
             side = beam.pvalue.AsSingleton(plan)
             _ = refs | "WriteShards" >> WriteShards(config, side, decoders, begun, past, run)
+        return load_plan(folder.plan)
+
+
+def run_compact(
+    config: BuildConfig,
+    shards: Sequence[PlannedShard],
+    carrier: Carrier,
+    *,
+    options: PipelineOptions,
+    begun: Donor,
+    past: Donor,
+    bound: Past,
+) -> Plan:
+    """Writes the inputs of some shards into fewer, where that can be done; returns the plan that was carried out."""
+    folder = BuildFolder(Path(config.output))
+    run = Run.find(folder.root)
+    with explain_failures(config), noticing_dead_workers(run):
+        with beam.Pipeline(options=options) as pipeline:
+            refs = pipeline | "CarryInputs" >> CarryInputs(carrier, tuple(shards))
+            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
+            _ = refs | "WriteShards" >> WriteShards(config, beam.pvalue.AsSingleton(plan), 1, begun, past, run)
         return load_plan(folder.plan)

@@ -7,7 +7,7 @@ reads the version before can go on.
 
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -39,24 +39,52 @@ from shards.local import write_local
 from shards.manifest import Manifest, read_manifest
 
 
+@dataclass(frozen=True)
+class Policy:
+    """What becomes of inputs that were rejected (`retry` tries them again) and of those that are no longer listed.
+
+    Few of these are taken out; many only if `allow_removals` says so, and none with `keep_missing`.
+    """
+
+    retry: bool = False
+    keep_missing: bool = False
+    allow_removals: bool = False
+
+
 @exclusive
-def append(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float) -> Manifest:
+def append(
+    config: BuildConfig,
+    *,
+    options: PipelineOptions,
+    analyst: Analyst,
+    started: float,
+    keep_missing: bool = False,
+    allow_removals: bool = False,
+) -> Manifest:
     """Takes up what was added to the sources, changed there and removed from there, as a new version."""
+    policy = Policy(keep_missing=keep_missing, allow_removals=allow_removals)
     folder = BuildFolder(Path(config.output))
     folder.finish_publishing()
-    if not folder.manifest.exists():
-        state = "an unfinished build; finish it" if folder.is_unfinished else "no dataset; build it"
-        raise UsageError(f"output {folder.root} holds {state} first with `python -m pipelines build`")
-    return update(config, options=options, analyst=analyst, started=started, retry=False)
+    check_complete(folder)
+    return update(config, options=options, analyst=analyst, started=started, policy=policy)
 
 
 @exclusive
-def retry(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float) -> Manifest:
+def retry(
+    config: BuildConfig,
+    *,
+    options: PipelineOptions,
+    analyst: Analyst,
+    started: float,
+    keep_missing: bool = False,
+    allow_removals: bool = False,
+) -> Manifest:
     """Tries rejected inputs again, of a finished dataset or of an unfinished build; else does what these do anyway."""
     folder = BuildFolder(Path(config.output))
     folder.finish_publishing()
     if folder.manifest.exists():
-        return update(config, options=options, analyst=analyst, started=started, retry=True)
+        policy = Policy(retry=True, keep_missing=keep_missing, allow_removals=allow_removals)
+        return update(config, options=options, analyst=analyst, started=started, policy=policy)
     if not (folder.is_unfinished and folder.recipe.exists()):
         raise UsageError(
             f"output {folder.root} holds nothing to retry; build it first with `python -m pipelines build`"
@@ -65,27 +93,27 @@ def retry(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, st
     return build(config, options=options, analyst=analyst, overwrite=False, started=started, retry=True)
 
 
-def update(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float, retry: bool) -> Manifest:
+def update(
+    config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float, policy: Policy
+) -> Manifest:
     """Makes the next version and puts it in place; leaves everything as it is if nothing has changed."""
     use_options(options)
     check_sources(config)
     check_output(config)
     folder = BuildFolder(Path(config.output))
     before = read_manifest(folder.root)
-    relaxed = check_recipe(Recipe.of_manifest(before), Recipe.of(config), output=config.output)
-    past = Donor(folder.root, retry=retry or bool(relaxed))
+    differences = check_recipe(Recipe.of_manifest(before), Recipe.of(config), output=config.output)
+    relaxed = [each for each in differences if each.only_takes_more]
+    past = Donor(folder.root, retry=policy.retry or bool(relaxed), keep_missing=policy.keep_missing)
     staged = config.model_copy(update={"output": str(folder.next.root)})
     announce(folder.root)
-    folder.next.reopen()  # one that was completed and not put in place is checked against its sources once more
-    begun, bound = begin(folder.next, staged, anew=False, retry=retry)
-    bound = replace(bound, labels=before.labels, next_index=next_indices(before))
-    plan = write_shards(staged, options=options, begun=begun or Donor(folder.next.root), past=past, bound=bound)
+    plan = _write_aside(staged, before, options=options, past=past, policy=policy)
     done = describe_work(plan, folder.next)
     plan = settle(plan, folder)
     if not plan.shards and not plan.ended and not relaxed:
-        return _nothing_new(config, folder)
+        return _nothing_new(config, folder, policy)
     adopt(plan, folder)
-    origin = Origin("retry" if retry else "append", before, folder.root)
+    origin = Origin("retry" if policy.retry else "append", before, folder.root)
     manifest = _commit(plan, staged, config, options=options, analyst=analyst, origin=origin)
     publish(folder, manifest)
     print_summary(manifest, config)
@@ -93,6 +121,39 @@ def update(config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, s
     print(done)
     print_end(config, f"{time.monotonic() - started:.1f} s in all")
     return manifest
+
+
+def check_complete(folder: BuildFolder) -> None:
+    """Refuses an output that has no version to go on from."""
+    if not folder.manifest.exists():
+        state = "an unfinished build; finish it" if folder.is_unfinished else "no dataset; build it"
+        raise UsageError(f"output {folder.root} holds {state} first with `python -m pipelines build`")
+
+
+def _write_aside(
+    staged: BuildConfig, before: Manifest, *, options: PipelineOptions, past: Donor, policy: Policy
+) -> Plan:
+    """Writes the shards that the next version needs into its own folder, or goes on with that."""
+    aside = BuildFolder(Path(staged.output))
+    aside.reopen()  # one that was completed and not put in place is checked against its sources once more
+    begun, bound = begin(aside, staged, anew=False, retry=policy.retry)
+    bound = replace(
+        bound,
+        labels=before.labels,
+        next_index=next_indices(before),
+        inputs=None if policy.allow_removals else before.counts.listed,
+    )
+    try:
+        return write_shards(staged, options=options, begun=begun or Donor(aside.root), past=past, bound=bound)
+    except ShardsmithError:
+        discard_empty(aside)
+        raise
+
+
+def discard_empty(aside: BuildFolder) -> None:
+    """Removes the next version if no shard of it was written, so that a refusal leaves no trace."""
+    if not any((aside.state / "receipts").glob("*.json")):
+        shutil.rmtree(aside.root.parent)
 
 
 def _commit(
@@ -147,7 +208,7 @@ def publish(folder: BuildFolder, manifest: Manifest) -> None:
     folder.publish_next(keep=keep)
 
 
-def _nothing_new(config: BuildConfig, folder: BuildFolder) -> Manifest:
+def _nothing_new(config: BuildConfig, folder: BuildFolder, policy: Policy) -> Manifest:
     """Keeps the dataset, and what was learnt of its sources on the way."""
     for path in folder.next.seen_here.iterdir():
         kept = folder.seen_here / path.name
@@ -156,19 +217,27 @@ def _nothing_new(config: BuildConfig, folder: BuildFolder) -> Manifest:
     write_local(folder.root, folder.seen_here.iterdir())
     shutil.rmtree(folder.work)
     manifest = read_manifest(config.output)
-    still = sum(manifest.counts.rejected.values())
-    if still:
-        print(f"{still:,} inputs are still rejected, and nothing else has changed; see {config.output}/rejected")
-    else:
-        print("nothing to do: no input is rejected, and none was added, changed or removed")
+    print(describe_nothing(sum(manifest.counts.rejected.values()), config, policy))
     print(f"the dataset in {config.output} is still what it was: version {manifest.version}")
     return manifest
+
+
+def describe_nothing(rejected: int, config: BuildConfig, policy: Policy) -> str:
+    """Why there is no new version."""
+    if policy.retry and rejected:
+        return f"{rejected:,} inputs are still rejected, and nothing else has changed; see {config.output}/rejected"
+    if policy.retry:
+        return "nothing to do: no input is rejected, and none was added, changed or removed"
+    changed = "added or changed" if policy.keep_missing else "added, changed or removed"
+    tried = f"; {rejected:,} are rejected: `python -m pipelines retry` tries them again" if rejected else ""
+    return f"nothing to do: no input was {changed}{tried}"
 
 
 def describe_changes(manifest: Manifest) -> str:
     """What the newest version is to the one before."""
     last = manifest.history[-1]
+    same = sum(len(split.shards) for split in manifest.splits) - last.new_shards
     return (
         f"version {last.version}: {last.added:,} inputs added, {last.removed:,} removed, {last.changed:,} changed; "
-        f"{last.new_shards:,} new shards, {last.ended_shards:,} ended"
+        f"{last.new_shards:,} new shards, {last.ended_shards:,} ended, {same:,} as they were"
     )

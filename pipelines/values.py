@@ -10,6 +10,7 @@ from typing import NamedTuple
 Scalar = int | float | str
 Cell = Scalar | tuple[Scalar, ...]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in the unit that the config states
+RECORD = "record"
 
 
 class Fault(NamedTuple):
@@ -22,9 +23,9 @@ class Fault(NamedTuple):
 class Location(NamedTuple):
     """Where the bytes of an input lie: a whole file, or `size` bytes of it from `offset` on.
 
-    `coding` says what stands between these bytes and the input ("" nothing, "deflate" a raw deflate stream); `form`
-    says what the input is: "" a picture file, else an array such as `|u1:28,28` (NumPy's type, then the shape). An
-    array of one dimension is a row of features.
+    `coding` says what stands between these bytes and the input ("" nothing, "deflate" a raw deflate stream, "record"
+    see `InputRef.is_carried`); `form` says what the input is: "" a picture file, else an array such as `|u1:28,28`
+    (NumPy's type, then the shape). An array of one dimension is a row of features.
     """
 
     path: str
@@ -33,7 +34,7 @@ class Location(NamedTuple):
     modified: int = 0  # of a local file, in nanoseconds; 0: not known
     coding: str = ""
     form: str = ""
-    content: int = 0  # of a spooled copy: a hash of the bytes, by which they are known again
+    content: int = 0  # of a spooled copy: a hash of the bytes, by which they are known again; of a carried: its digest
 
     @property
     def is_whole_file(self) -> bool:
@@ -44,7 +45,8 @@ class Location(NamedTuple):
 class Before(NamedTuple):
     """What the dataset that is being taken further knows of an input: its shard, and what became of it there.
 
-    `same` tells that the input has not changed; `gone`, that it is no longer there: such a ref stands for what was.
+    `same` tells that the input has not changed; `gone`, that it is no longer there: such a ref stands for what was. One
+    that was `added` is new, but belongs into the shard of another of its key; one `uprooted` needs another shard.
     """
 
     split: str
@@ -55,6 +57,9 @@ class Before(NamedTuple):
     reason: str = ""  # why it is no record; "": it is one
     content: int = 0
     look: bytes = b""
+    source: str = ""  # its name in the accounts
+    added: bool = False
+    uprooted: bool = False
 
 
 class InputRef(NamedTuple):
@@ -78,6 +83,14 @@ class InputRef(NamedTuple):
     look: bytes = b""  # a hash of what the picture looks like; empty: none
     unit: str = ""  # inputs of one unit belong on the same side of every split; "": its group, or it alone
     dealt: str = ""  # the split that it goes to; "": not dealt yet
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether no source is asked for it: what became of it before is taken over.
+
+        Its location is then a shard of the version before, and the offset its place among the shard's inputs.
+        """
+        return self.location.coding == RECORD
 
 
 @dataclass(frozen=True)

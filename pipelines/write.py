@@ -16,7 +16,7 @@ from typing import Protocol
 from pipelines.config import BuildConfig
 from pipelines.facts import RowWriter, facts_schema
 from pipelines.layout import BuildFolder, save_receipt
-from pipelines.listing import order_prefix
+from pipelines.listing import order_prefix, source_of
 from pipelines.plan import Plan
 from pipelines.process import Made, Outcome, Refused, Task
 from pipelines.reasons import DUPLICATES, LISTED_TWICE, Reason
@@ -66,7 +66,8 @@ def write_shard(
     facts, seen = RowWriter(facts_schema(config, plan.content)), RowWriter(SEEN_SCHEMA)
     with open_atomically(folder.shard(shard)) as stream, open_atomically(folder.index(shard)) as index:
         writer = RecordWriter(stream, index)
-        for ref, outcome in process_ahead(ordered, plan.label_ids, decoders):
+        # What an input is does not depend on the others; that it is a duplicate of one is an outcome.
+        for ref, (_, outcome) in zip(ordered, process_ahead(ordered, plan.label_ids, decoders), strict=True):
             if isinstance(outcome, Made):
                 writer.write(outcome.record)
                 facts.add(outcome.facts)
@@ -186,7 +187,7 @@ class Tally:
         twice = isinstance(outcome, Refused) and outcome.reason in DUPLICATES
         self.totals.update(listed=1, duplicates=int(twice))
         account = Account(1, int(made), int(not made and not twice), int(twice))
-        self.sources[self.config.source_name(ref.source)] += account
+        self.sources[source_of(ref, self.config)] += account
         if isinstance(outcome, Made):
             self._add_made(ref, outcome)
         else:
@@ -227,8 +228,8 @@ def make_reject(ref: InputRef, refused: Refused, config: BuildConfig) -> Reject:
     """The line that the rejects file gets."""
     return Reject(
         key=ref.key,
-        source=config.source_name(ref.source),
-        location=describe_location(ref, config),
+        source=source_of(ref, config),
+        location=refused.location or describe_location(ref, config),
         reason=refused.reason,
         message=refused.message,
         bytes=refused.size or ref.location.size,

@@ -110,7 +110,7 @@ def test_records_come_with_all_that_the_accounts_know(base):
     receipt = load_receipt(folder.receipt(SHARD))
     assert (receipt.kept_truncated, receipt.boxes_kept, receipt.boxes_dropped) == (3, 25, 5)
     assert (receipt.smallest, receipt.largest, receipt.formats) == ((3, 6), (7, 14), {"png": 5})
-    assert folder.taken(SHARD).read_text() == "4 0"
+    assert folder.taken(SHARD).read_text() == "4 0 0"
 
 
 def test_a_finished_shard_is_left_as_it_is(base):

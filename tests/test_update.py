@@ -57,12 +57,12 @@ def run_build(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
     return build(config, options=LOCAL, analyst=analyst, overwrite=False, started=0)
 
 
-def run_retry(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
-    return retry(config, options=LOCAL, analyst=analyst, started=0)
+def run_retry(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
+    return retry(config, options=LOCAL, analyst=analyst, started=0, **flags)
 
 
-def run_append(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
-    return append(config, options=LOCAL, analyst=analyst, started=0)
+def run_append(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
+    return append(config, options=LOCAL, analyst=analyst, started=0, **flags)
 
 
 def files_of(root: Path) -> dict[str, str]:
@@ -232,7 +232,7 @@ def test_the_other_input_of_a_key_takes_its_place(tmp_path):
     config = make_config(tmp_path / "list.csv", tmp_path / "data" / "out", max_rejects=1, image={"resize": "exact:8"})
     assert run_build(config).counts.rejected == {"duplicate_key": 1}
     (tmp_path / "list.csv").write_text("path,label,id\n" + "".join(rows[1:]))
-    assert run_retry(config).counts.rejected == {}
+    assert run_retry(config, allow_removals=True).counts.rejected == {}
     assert_fresh_content(config, tmp_path)
 
 
