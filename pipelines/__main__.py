@@ -146,7 +146,10 @@ def main(argv: Sequence[str]) -> int:
     elif arguments.command == "repair":
         from pipelines.repair import repair
 
-        repair(config, options=_beam_options(rest, arguments.command))
+        try:
+            repair(config, options=_beam_options(rest, arguments.command))
+        except KeyboardInterrupt as interrupt:
+            raise ShardsmithError("interrupted; the same command repairs what is left") from interrupt
     elif arguments.command == "build" and not arguments.overwrite and Path(config.output, MANIFEST).exists():
         _confirm(config, rest)
     else:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -108,9 +109,9 @@ def list_jobs(damaged: Damaged) -> list[Job]:
     for name in damaged.left:
         if name in damaged.owners:
             wanted[damaged.owners[name]].add(name)
-        elif name.startswith("rejected/quarantine/"):
-            for shard in _find_rejecters(damaged, Path(name).name):
-                wanted[shard].add(name)
+    kept = [name for name in damaged.left if name.startswith("rejected/quarantine/")]
+    for name, shard in _find_rejecters(damaged, kept):
+        wanted[shard].add(name)
     jobs: list[Job] = []
     for shard in sorted(wanted, key=lambda each: (each.split, each.index)):
         numbered = PlannedShard(len(jobs), shard.split, shard.index)
@@ -119,14 +120,14 @@ def list_jobs(damaged: Damaged) -> list[Job]:
     return jobs
 
 
-def _find_rejecters(damaged: Damaged, sha256: str) -> list[PlannedShard]:
+def _find_rejecters(damaged: Damaged, names: Iterable[str]) -> Iterator[tuple[str, PlannedShard]]:
     """The shards that kept some bytes because they rejected them."""
-    places = {shard: damaged.folder.rejects(shard) for shard in damaged.shards}
-    return [
-        shard
-        for shard, path in places.items()
-        if damaged.is_good(damaged.name_of(path)) and any(each["sha256"] == sha256 for each in read_rejects(path))
-    ]
+    sought = {Path(name).name: name for name in names}
+    for shard in damaged.shards if sought else ():
+        path = damaged.folder.rejects(shard)
+        if damaged.is_good(damaged.name_of(path)):
+            kept = {each["sha256"] for each in read_rejects(path)}
+            yield from ((name, shard) for sha256, name in sought.items() if sha256 in kept)
 
 
 def _find_range(job: Job, receipt: Receipt | None) -> Job:

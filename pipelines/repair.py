@@ -56,7 +56,11 @@ def repair(config: BuildConfig, *, options: PipelineOptions) -> None:
     print(f"damaged or missing in {config.output}:")
     _print_lines(f"{name}: {problem}" for name, problem in damaged.found.items())
     announce(folder.root)
-    mend(damaged, config, options=options, other_makers=other_makers)
+    try:
+        mend(damaged, config, options=options, other_makers=other_makers)
+    except OSError as error:
+        place = error.filename2 or error.filename or config.output
+        raise ShardsmithError(f"the repair stopped: {error.strerror}: {place}; mend that and repair again") from error
     _tidy(folder)
     tell(damaged, config)
 
@@ -125,16 +129,26 @@ def mend(damaged: Damaged, config: BuildConfig, *, options: PipelineOptions, oth
             damaged.mended[name] = "removed: a run that was cut off has left it"
         elif name in damaged.checksums:
             damaged.lost[name] = f"has no good copy in {SPARE}; {_BACKUP}"
+        elif name == MANIFEST:
+            damaged.lost[name] = f"its copy says the same; {_BACKUP}"
         else:
             damaged.lost[name] = "is no file of this dataset: move it away"
+    check_mended(damaged)
+
+
+def check_mended(damaged: Damaged) -> None:
+    """Reads once more what was mended."""
+    for name in damaged.mended:
+        if name in damaged.checksums and not damaged.fits(name, damaged.folder.root / name):
+            damaged.lost[name] = "was damaged again as soon as it was repaired; look after the disk"
 
 
 def mend_from_spare(damaged: Damaged) -> None:
     """Takes small files from their copies."""
     root = damaged.folder.root
-    for name in damaged.left:
-        content = read_spare(root, name) if name in damaged.checksums and is_spared(name) else None
-        if content is not None and damaged.fits(name, content):
+    names = [name for name in damaged.left if name in damaged.checksums and is_spared(name)]
+    for name, content in read_spare(root, names):
+        if damaged.fits(name, content):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(root / name, content)
             damaged.mended[name] = f"from {SPARE}"

@@ -6,7 +6,7 @@ machine. It is small, so there are two of it. The archive lies apart from `state
 
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shards.errors import ShardsmithError
@@ -38,13 +38,24 @@ def write_spare(root: Path, names: Iterable[str], path: Path) -> None:
                 shutil.copyfileobj(source, copy)
 
 
-def read_spare(root: Path, name: str) -> bytes | None:
-    """The copy of a file; none if it cannot be read."""
+def read_spare(root: Path, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """The copies of some files, with their names; those that cannot be read are left out."""
     try:
-        with zipfile.ZipFile(root / SPARE) as archive:
-            return archive.read(name)
+        archive = zipfile.ZipFile(root / SPARE)
     except Exception:
-        return None  # whichever byte is damaged, zipfile and its decompressors have another word for it
+        return  # whichever byte is damaged, zipfile and its decompressors have another word for it
+    with archive:
+        for name in names:
+            content = _read_member(archive, name)
+            if content is not None:
+                yield name, content
+
+
+def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
+    try:
+        return archive.read(name)
+    except Exception:
+        return None
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:

@@ -108,7 +108,7 @@ def verify(directory: Path, *, level: Level, processes: int | None) -> int:
         print(problem)
     if problems:
         found = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
-        print(f"damaged: {found} in {directory}; restore the files named above or rebuild the dataset")
+        print(f"damaged: {found} in {directory}; mend it with `python -m pipelines repair CONFIG`")
         return FAILED
     _print_good(manifest, directory, level)
     return DONE

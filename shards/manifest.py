@@ -278,7 +278,7 @@ def parse_manifest(text: str, *, place: str) -> Manifest:
 
 
 def _damaged(place: str, problem: str) -> ShardsmithError:
-    return ShardsmithError(f"{place} is damaged: {problem}; restore or rebuild the dataset")
+    return ShardsmithError(f"{place} is damaged: {problem}; mend it with `python -m pipelines repair CONFIG`")
 
 
 def digest(values: dict[str, Any]) -> str:

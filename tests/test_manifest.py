@@ -168,7 +168,8 @@ def test_a_changed_value_anywhere_is_refused(old: str, new: str) -> None:
     assert text.count(old) >= 1
     with pytest.raises(
         ShardsmithError,
-        match=r"^m\.json is damaged: its content does not match its own sha256; restore or rebuild the dataset$",
+        match=r"^m\.json is damaged: its content does not match its own sha256; "
+        r"mend it with `python -m pipelines repair CONFIG`$",
     ):
         parse_manifest(text.replace(old, new), place="m.json")
 
@@ -253,7 +254,7 @@ def test_a_wrong_manifest_is_refused_with_the_place(text: str, problem: str) -> 
     with pytest.raises(ShardsmithError) as caught:
         parse_manifest(text, place="m.json")
     assert str(caught.value).startswith(f"m.json is damaged: {problem}")
-    assert str(caught.value).endswith("; restore or rebuild the dataset")
+    assert str(caught.value).endswith("; mend it with `python -m pipelines repair CONFIG`")
     assert caught.value.exit_code == 1
 
 

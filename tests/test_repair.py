@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import make_config
 from light import LOCAL, break_files, files_of, hollow_out, images, run_append, run_build
@@ -443,10 +444,10 @@ def interrupt_after(steps: int, work: Path) -> Callable[[Path, Path], None]:
 
 
 def test_command_line(place):
-    def run() -> subprocess.CompletedProcess[str]:
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
         sets = ["splits.fractions={train: 0.7, test: 0.3}", "image.encode.format=png", "shards.target_mb=0.006"]
         command = [sys.executable, "-m", "pipelines", "repair", "--source", str(place.source), "--resize", "exact:16"]
-        command += ["--output", str(place.root), *(word for each in sets for word in ("--set", each))]
+        command += ["--output", str(place.root), *(word for each in sets for word in ("--set", each)), *more]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=250)
 
     (place.root / "schema.pbtxt").unlink()
@@ -460,7 +461,7 @@ def test_command_line(place):
     assert f"    {damaged} is gone\n" in done.stderr
     assert "Traceback" not in done.stderr
     (place.source / damaged).write_bytes(whole)
-    done = run()
+    done = run("--direct_running_mode=multi_processing", "--direct_num_workers=2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(
         f"good: every file of {place.root} is again what it was\nnext: python -m shards verify {place.root}\n"
@@ -484,3 +485,29 @@ def test_duplicates_are_found_again(what, tmp_path):
     (folder.root / "spare.zip").unlink()
     repair(config, options=LOCAL)
     assert files_of(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("what", ["shard", "seen"])
+def test_inputs_that_are_copied_before_they_are_read(what, tmp_path):
+    pictures = np.random.default_rng(3).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    (tmp_path / "raw").mkdir()
+    np.savez_compressed(tmp_path / "raw" / "set.npz", data=pictures, labels=np.arange(30) % 2)
+    config = make_config(tmp_path / "raw" / "set.npz", tmp_path / "out", shards={"count": 2})
+    run_build(config)
+    before = files_of(tmp_path / "out")
+    cut(getattr(BuildFolder(tmp_path / "out"), what)(PlannedShard(-1, "train", 1)))
+    repair(config, options=LOCAL)
+    assert files_of(tmp_path / "out") == before
+
+
+def test_a_folder_in_the_place_of_a_file(place):
+    (place.root / "schema.pbtxt").unlink()
+    (place.root / "schema.pbtxt").mkdir()
+    with pytest.raises(ShardsmithError) as caught:
+        place.repair()
+    assert str(caught.value) == (
+        f"the repair stopped: Is a directory: {place.root}/schema.pbtxt; mend that and repair again"
+    )
+    (place.root / "schema.pbtxt").rmdir()
+    place.repair()
+    place.assert_whole()

@@ -74,7 +74,7 @@ def test_verify_finds_what_its_level_can_find(dataset: Path, capsys: pytest.Capt
     assert call("verify", dataset, "--fast") == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{FIRST}: the shard is missing",
-        f"damaged: 1 problem in {dataset}; restore the files named above or rebuild the dataset",
+        f"damaged: 1 problem in {dataset}; mend it with `python -m pipelines repair CONFIG`",
     ]
 
 
@@ -146,7 +146,7 @@ def test_verify_names_the_damage_and_fails(dataset: Path, capsys: pytest.Capture
     assert call("verify", dataset) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{FIRST}: record 0 at byte 0: data fails its checksum",
-        f"damaged: 1 problem in {dataset}; restore the files named above or rebuild the dataset",
+        f"damaged: 1 problem in {dataset}; mend it with `python -m pipelines repair CONFIG`",
     ]
 
 
@@ -157,7 +157,7 @@ def test_verify_counts_problems(dataset: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.splitlines() == [
         f"{FIRST}: the shard is missing",
         "schema.pbtxt: the file is missing",
-        f"damaged: 2 problems in {dataset}; restore the files named above or rebuild the dataset",
+        f"damaged: 2 problems in {dataset}; mend it with `python -m pipelines repair CONFIG`",
     ]
 
 
