@@ -142,7 +142,10 @@ def main(argv: Sequence[str]) -> int:
     elif arguments.command == "compact":
         from pipelines.compact import compact
 
-        compact(config, options=_beam_options(rest, arguments.command), started=started)
+        try:
+            compact(config, options=_beam_options(rest, arguments.command), started=started)
+        except KeyboardInterrupt as interrupt:
+            raise ShardsmithError("interrupted; the same command merges what is left") from interrupt
     elif arguments.command == "repair":
         from pipelines.repair import repair
 

@@ -25,7 +25,7 @@ from pipelines.progress import show_progress
 from pipelines.recipe import Recipe, check_recipe
 from pipelines.runner import run_compact
 from pipelines.update import adopt, check_complete, discard_empty, publish
-from shards.errors import UsageError
+from shards.errors import ShardsmithError, UsageError
 from shards.manifest import Manifest, read_manifest
 from shards.quiet import captured_stderr
 
@@ -89,16 +89,15 @@ def write_merged(staged: BuildConfig, before: Manifest, folder: BuildFolder, *, 
         shards={split.name: len(split.shards) for split in before.splits},
     )
     shards = tuple(receipt.shard for receipt in load_receipts(folder))
-    with captured_stderr(aside.worker_log) as terminal, show_progress(aside, terminal):
-        plan = run_compact(
-            staged,
-            shards,
-            Carrier.of(folder.root),
-            options=options,
-            begun=begun or Donor(aside.root),
-            past=Donor(folder.root),
-            bound=bound,
-        )
+    carrier, past = Carrier.of(folder.root), Donor(folder.root)
+    try:
+        with captured_stderr(aside.worker_log) as terminal, show_progress(aside, terminal):
+            plan = run_compact(
+                staged, shards, carrier, options=options, begun=begun or Donor(aside.root), past=past, bound=bound
+            )
+    except ShardsmithError:
+        discard_empty(aside)
+        raise
     sweep_unplanned(plan, aside)
     return plan
 

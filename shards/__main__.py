@@ -24,6 +24,8 @@ _HOLDS: dict[Level, str] = {
     "decode": "every checksum, index and count holds, every picture can be decoded",
 }
 
+_VERSIONS = 10  # of the history, that inspect shows
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
@@ -209,6 +211,21 @@ def _print_manifest(manifest: Manifest) -> None:
     print("features:")
     for feature in manifest.features:
         print(f"  {feature.name:<12} {feature.type:<6} {feature.description}")
+    if manifest.history:
+        _print_history(manifest)
+
+
+def _print_history(manifest: Manifest) -> None:
+    """The newest versions, each with what it changed, when, by which command and with which settings."""
+    print(f"version {manifest.version}:")
+    for entry in manifest.history[-_VERSIONS:]:
+        inputs = f"{entry.added:,} added, {entry.removed:,} removed, {entry.changed:,} changed: {entry.inputs:,} inputs"
+        shards = f"{entry.new_shards:,} new shards, {entry.ended_shards:,} ended"
+        print(f"  {entry.version:<4} {entry.when}  {entry.command:<8} {inputs}; {shards}")
+        for name, (old, new) in entry.settings.items():
+            print(f"       {name}: {old} -> {new}")
+    if len(manifest.history) > _VERSIONS:
+        print(f"  and {len(manifest.history) - _VERSIONS:,} before, in manifest.json")
 
 
 def _print_labels(manifest: Manifest) -> None:

@@ -1,6 +1,7 @@
 """The end of a build: accounting, budget, and a directory that is complete exactly when it has a manifest."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 from conftest import make_config, run_build
 from pictures import write_class_folders
 
-from pipelines.commit import list_files
+from pipelines.commit import Origin, list_files
 from pipelines.layout import BuildFolder
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.local import LOCAL, read_local
+from shards.manifest import FileEntry, Manifest
 from shards.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,3 +114,22 @@ def test_the_bytes_of_the_shards(built):
     """The promise 'same input, same bytes', across machines and releases."""
     golden = json.loads((GOLDEN / "animals" / "shards.json").read_text())
     assert {shard.path: shard.sha256 for split in built.manifest.splits for shard in split.shards} == golden
+
+
+def test_files_that_a_version_shares_with_the_one_before_are_not_hashed_again(tmp_path):
+    """Their entries are taken over; so damage that came to them meanwhile is not taken for what they should be."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for root in (old, new):
+        (root / "state").mkdir(parents=True)
+    (old / "state" / "shared").write_bytes(b"shared")
+    (old / "state" / "other").write_bytes(b"as it was")
+    os.link(old / "state" / "shared", new / "state" / "shared")
+    (new / "state" / "other").write_bytes(b"as it is")
+    before = read_manifest_of([FileEntry(path=f"state/{n}", bytes=6, sha256="known") for n in ("shared", "other")])
+    found = {entry.path: entry.sha256 for entry in list_files(BuildFolder(new), Origin("append", before, old))}
+    assert found == {"state/shared": "known", "state/other": hash_file(new / "state" / "other")}
+
+
+def read_manifest_of(files: list[FileEntry]) -> Manifest:
+    """As much of a manifest as is asked for."""
+    return Manifest.model_construct(files=tuple(files), version=1)

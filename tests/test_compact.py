@@ -23,6 +23,7 @@ from pipelines.compact import compact
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
 from pipelines.splits import order_hash
+from shards.__main__ import main as shards_main
 from shards.diff import compare_datasets
 from shards.errors import ShardsmithError, UsageError
 from shards.example import decode_example
@@ -278,3 +279,15 @@ def test_the_command_line(copy, tmp_path, capsys):
     assert main(["compact", str(config), "--set", "shards.target_mb=1"]) == 0
     assert "version 6: the same 72 examples; shards: train " in capsys.readouterr().out
     assert verify(out) == []
+    assert inspect([str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "version 6:\n  1    2023-11-14T22:13:20Z  build    60 added, 0 removed, 0 changed: 60 inputs; " in told
+    assert (
+        "  5    2023-11-14T22:13:20Z  append   0 added, 1 removed, 0 changed: 75 inputs; 1 new shards, 1 ended" in told
+    )
+    assert "  6    2023-11-14T22:13:20Z  compact  0 added, 0 removed, 0 changed: 75 inputs; 2 new shards, 15 " in told
+    assert "       shards.target_mb: 0.006 -> 1.0\n" in told
+
+
+def inspect(arguments: list[str]) -> int:
+    return shards_main(["inspect", *arguments, "--records", "0"])

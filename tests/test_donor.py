@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from conftest import make_config, make_ref
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines.config import BuildConfig
 from pipelines.donor import Donor, rewrite_shard
 from pipelines.layout import BuildFolder, link_file, load_receipt, save_plan
 from pipelines.plan import Plan, Rebuilt, SplitPlan
 from pipelines.process import Made, Outcome, Refused, Task
-from pipelines.seen import Identities, describe_location
+from pipelines.seen import Identities, _below, describe_location
 from pipelines.values import Fault, InputRef, Location, PlannedShard
 from pipelines.write import sort_refs, write_shard
 from shards.files import hash_file
@@ -275,3 +277,12 @@ def test_a_shard_whose_duplicates_changed_is_not_finished(base):
     assert load_receipt(folder.receipt(SHARD)).records == 3
     assert write_again(base, [refs[0], same, refs[2]]) == ["1.png"]  # and there again
     assert load_receipt(folder.receipt(SHARD)).duplicates == 1
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "..", ".", "", "..x"]), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["a", "b", "..", ".", "", "..x"]), min_size=1, max_size=4),
+)
+def test_what_lies_below_a_folder_is_told_as_the_system_tells_it(folder, below):
+    root, path = "/".join(folder) or ".", "/".join([*folder, *below]) or "."
+    assert _below(path, root) == os.path.relpath(path, root)
