@@ -134,7 +134,7 @@ def announce(root: Path) -> None:
 
 @contextmanager
 def _open_folder(root: Path) -> Iterator[int]:
-    is_new = not root.exists()
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)  # not inherited: children do not keep the lock
@@ -146,9 +146,9 @@ def _open_folder(root: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-        if is_new:
-            with suppress(OSError):
-                root.rmdir()  # nothing was begun
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()  # if it is empty, nothing was begun
 
 
 def _lock(descriptor: int, root: Path) -> None:

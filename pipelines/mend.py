@@ -27,6 +27,7 @@ from pipelines.runner import decoders_per_worker
 from pipelines.seen import KEY, REASON, SEEN_SCHEMA, read_seen, to_bytes, to_text
 from pipelines.sources import check_sources
 from pipelines.values import Content, InputRef, PlannedShard, Receipt
+from pipelines.workers import noticing_dead_workers
 from shards.errors import ShardsmithError
 from shards.example import decode_example
 from shards.files import naming_after, write_atomically
@@ -138,7 +139,8 @@ def run_mend(
     nothing = beam.Create([], reshuffle=False).with_output_types(InputRef)
     places = {(job.shard.split, job.shard.index): job.shard.number for job in jobs}
     unsure, decoders = [job for job in jobs if job.range], decoders_per_worker(options)
-    with explain_failures(config), beam.Pipeline(options=options) as pipeline:
+    run = Run.find(Path(config.output))
+    with explain_failures(config), noticing_dead_workers(run), beam.Pipeline(options=options) as pipeline:
         refs = pipeline | "ListInputs" >> (ListInputs(config, spool) if with_sources else nothing)  # InputRef
         refs = refs | "MatchInputs" >> MatchInputs(config, known)  # InputRef
         if needs_duplicates(jobs, config):

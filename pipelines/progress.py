@@ -7,7 +7,7 @@ of finished shards and the running counts of the others.
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -54,8 +54,9 @@ class Watch:
             return Status(None, listed=sum(self._counts("listing")), looked=sum(self._counts("looking")))
         for path in (self._folder.state / "receipts").glob("*.json"):
             if path.stem not in self._finished:
-                receipt = load_receipt(path)
-                self._finished[path.stem] = (receipt.listed, sum(receipt.rejected.values()))
+                with suppress(FileNotFoundError):  # an interrupted run's, whose shard is being written again
+                    receipt = load_receipt(path)
+                    self._finished[path.stem] = (receipt.listed, sum(receipt.rejected.values()))
         counts = [*self._finished.values(), *self._running()]
         done, rejected = (sum(column) for column in zip((0, 0), *counts, strict=True))
         return Status(self._total, done, rejected, listed=self._total)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.config import ImageConfig
 from pipelines.process import read_input
-from pipelines.spool import Spool, spool_path, write_spool
+from pipelines.spool import Spool, drop_stale, spool_path, write_spool
 from pipelines.values import Fault, InputRef
 
 
@@ -80,6 +80,19 @@ def test_payloads_without_refs_are_written_again(tmp_path):
     path.write_bytes(b"half of something else")
     (ref,) = write_spool(path, lambda spool: refs_with([b"whole"], spool))
     assert (path.read_bytes(), read_input(ref.location, ImageConfig())) == (b"whole", b"whole")
+
+
+def test_spools_of_other_things_are_dropped(tmp_path, monkeypatch):
+    """Partitions have stamps: 0 is the same, 1 has changed, 2 is no more, 3 was never finished."""
+    for number in range(3):
+        list(write_spool(spool_path(tmp_path, number), lambda spool: refs_with([b"a"], spool), stamp=number))
+    spool_path(tmp_path, 3).write_bytes(b"")
+    drop_stale(tmp_path, {0: 0, 1: 11, 3: 3})
+    assert [path.name for path in sorted(tmp_path.glob("*.refs"))] == ["000000.refs"]
+    monkeypatch.setattr("pipelines.spool._BOOT", tmp_path / "not there")
+    drop_stale(tmp_path, {0: 0})  # the machine has been started again
+    assert list(tmp_path.glob("*.refs")) == []
+    drop_stale(tmp_path / "nowhere", {})
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path, monkeypatch):
