@@ -170,7 +170,7 @@ def key_by_job(
     """
     if ref.before:
         place = ref.before.split, ref.before.shard
-        yield from [(places[place], ref)] if place in places else []
+        yield from [(places[place], ref)] if place in places and not ref.before.added else []
     else:
         prefix = order_prefix(ref.key)
         for job in unsure:

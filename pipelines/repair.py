@@ -166,7 +166,7 @@ def mend_indexes(damaged: Damaged) -> None:
     for entry in damaged.manifest.retired:
         if entry.path in damaged.left:
             damaged.lost[entry.path] = (
-                "is of the version before, whose sources are no more; the next version is made without it"
+                "is of the version before, of which nothing is made again; the next version does without it"
             )
 
 

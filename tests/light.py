@@ -37,12 +37,12 @@ def run_build(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
     return build(config, options=LOCAL, analyst=analyst, overwrite=False, started=0)
 
 
-def run_retry(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
-    return retry(config, options=LOCAL, analyst=analyst, started=0)
+def run_retry(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
+    return retry(config, options=LOCAL, analyst=analyst, started=0, **flags)
 
 
-def run_append(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
-    return append(config, options=LOCAL, analyst=analyst, started=0)
+def run_append(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
+    return append(config, options=LOCAL, analyst=analyst, started=0, **flags)
 
 
 def files_of(root: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from conftest import make_config
 from light import LOCAL, break_files, files_of, hollow_out, images, run_append, run_build
 from pictures import encoded, picture, write_class_folders
 
+from pipelines.compact import compact
 from pipelines.config import BuildConfig
 from pipelines.layout import BuildFolder
 from pipelines.repair import repair
@@ -382,8 +383,8 @@ def test_a_shard_of_the_version_before_is_let_go_with_the_next(place):
     with pytest.raises(ShardsmithError) as caught:
         place.repair()
     assert str(caught.value).endswith(
-        "train/train-00002.tfrecord: is of the version before, whose sources are no more; "
-        "the next version is made without it"
+        "train/train-00002.tfrecord: is of the version before, of which nothing is made again; "
+        "the next version does without it"
     )
 
 
@@ -511,3 +512,61 @@ def test_a_folder_in_the_place_of_a_file(place):
     (place.root / "schema.pbtxt").rmdir()
     place.repair()
     place.assert_whole()
+
+
+def test_another_input_of_the_same_key_that_came_since_does_not_matter(tmp_path):
+    for number in range(6):
+        (tmp_path / f"{number}.bmp").write_bytes(encoded(picture(number), "bmp"))
+    rows = [f"{number}.bmp,x,{number}\n" for number in range(5)]
+    (tmp_path / "list.csv").write_text("path,label,id\n" + "".join(rows))
+    config = make_config(tmp_path / "list.csv", tmp_path / "data" / "out", image={"resize": "exact:8"})
+    run_build(config)
+    before = files_of(tmp_path / "data" / "out")
+    (tmp_path / "list.csv").write_text("path,label,id\n" + "".join([*rows, "5.bmp,x,3\n"]))
+    for path in (tmp_path / "data" / "out" / "state" / "receipts").iterdir():
+        path.unlink()
+    (tmp_path / "data" / "out" / "spare.zip").unlink()
+    repair(config, options=LOCAL)
+    assert files_of(tmp_path / "data" / "out") == before
+
+
+def test_inputs_that_came_since_do_not_matter(place):
+    for name in ("new.png", "other.png"):
+        (place.source / "cat" / name).write_bytes(encoded(picture(99), "png"))
+    for number, shard in enumerate(place.shards):
+        (place.folder.seen if number % 2 else place.folder.shard)(shard).unlink()
+    damaged_seen = [each for number, each in enumerate(place.shards) if number % 2]
+    place.repair()
+    assert verify(place.root) == []
+    assert damaged_seen
+    assert files_of(place.root) == place.before
+
+
+@pytest.mark.parametrize("what", ["shard", "facts", "seen", "receipt"])
+def test_after_compact(what, place):
+    config = make_config(place.source, place.root, **SETTINGS | {"shards": {"target_mb": 1}})
+    manifest = compact(config, options=LOCAL, started=0)
+    assert manifest.history[-1].command == "compact"
+    merged = Place(place.source, place.root, config, files_of(place.root))
+    DAMAGES[len(what) % 2](getattr(place.folder, what)(merged.shards[0]))
+    merged.repair()
+    merged.assert_whole()
+
+
+def test_inputs_that_were_carried_over_are_needed_only_for_their_own_records(place):
+    shard = place.shards[1]
+    keys = record_keys(place, shard)
+    (place.source / keys[0]).unlink()
+    (place.source / keys[1]).write_bytes(encoded(picture(55), "png"))
+    manifest = run_append(place.config, keep_missing=True)
+    assert (manifest.history[-1].removed, manifest.history[-1].changed) == (0, 1)
+    carried = Place(place.source, place.root, place.config, files_of(place.root))
+    shard = next(each for each in carried.shards if keys[0] in record_keys(carried, each))
+    rows = record_keys(carried, shard)
+    damage_record(carried, shard, rows.index(keys[1]))
+    carried.repair()
+    carried.assert_whole()
+    damage_record(carried, shard, rows.index(keys[0]))
+    with pytest.raises(ShardsmithError) as caught:
+        carried.repair()
+    assert f"\n    {keys[0]} is gone\n    restore these inputs" in str(caught.value)

@@ -4,28 +4,26 @@ import json
 import os
 import random
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import InProcess, make_config
+from light import LOCAL, break_files, files_of, hollow_out, images, run_append, run_build, run_retry
 from pictures import encoded, picture, write_class_folders
 
-from pipelines.analyst import Analysis, Analyst
-from pipelines.build import build
+from pipelines.analyst import Analyst
 from pipelines.config import BuildConfig
-from pipelines.facts import read_facts
 from pipelines.layout import BuildFolder, save_plan
 from pipelines.recipe import Recipe
-from pipelines.runner import parse_beam_options, run_plan
+from pipelines.runner import run_plan
 from pipelines.spool import Spool
-from pipelines.update import append, publish, retry
+from pipelines.update import publish
 from shards.errors import ShardsmithError, UsageError
 from shards.example import decode_example
 from shards.files import hash_file
-from shards.manifest import Manifest, read_manifest
+from shards.manifest import read_manifest
 from shards.records import read_records
 from shards.verify import verify
 
@@ -36,38 +34,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Reader(Analyst):
-    """Stands in for tf.Transform, which takes most of the time of a small build: keeps what it would analyse.
-
-    So every file must be equal, and tf.Transform sees the same. The first test runs the real one.
-    """
-
-    def run(self, analysis: Analysis) -> dict[str, int]:
-        rows = [row for path in analysis.files for batch in read_facts(str(path)) for row in batch.to_pylist()]
-        (analysis.output / "transform_fn").mkdir()
-        (analysis.output / "transform_fn" / "facts").write_text(repr(rows))
-        return dict(Counter(name.decode() for row in rows for name in row["label_name"]))
-
-
-LIGHT, REAL = Reader(InProcess()), Analyst(InProcess())
-LOCAL = parse_beam_options([], ours=())
-
-
-def run_build(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
-    return build(config, options=LOCAL, analyst=analyst, overwrite=False, started=0)
-
-
-def run_retry(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
-    return retry(config, options=LOCAL, analyst=analyst, started=0, **flags)
-
-
-def run_append(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
-    return append(config, options=LOCAL, analyst=analyst, started=0, **flags)
-
-
-def files_of(root: Path) -> dict[str, str]:
-    """The sha256 of every file."""
-    return {path.relative_to(root).as_posix(): hash_file(path) for path in root.rglob("*") if path.is_file()}
+REAL = Analyst(InProcess())
 
 
 def examples_of(root: Path) -> dict[str, dict[str, bytes]]:
@@ -101,33 +68,13 @@ def assert_fresh(config: BuildConfig, base: Path) -> None:
     shutil.rmtree(base / "fresh")
 
 
-def break_files(paths: list[Path]) -> dict[Path, bytes]:
-    """Cuts files off and returns what they were."""
-    whole = {path: path.read_bytes() for path in paths}
-    for path, content in whole.items():
-        path.write_bytes(content[: len(content) // 2])
-    return whole
-
-
 def file_identity(path: Path) -> tuple[int, int]:
     return path.stat().st_ino, path.stat().st_mtime_ns
-
-
-def hollow_out(path: Path) -> None:
-    """Leaves a file's size and times and takes its content: whoever opens it gets other bytes."""
-    found = path.stat()
-    path.write_bytes(b"")
-    os.truncate(path, found.st_size)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_class_folders(tmp_path / "raw", images=30)
-
-
-def images(source: Path) -> list[Path]:
-    return sorted(path for path in source.rglob("*") if path.is_file())
 
 
 def test_only_rejected_inputs_are_opened_and_the_result_is_that_of_a_fresh_build(source, tmp_path, capsys):
