@@ -127,7 +127,7 @@ def needs_place(ref: InputRef) -> bool:
 def is_touched(ref: InputRef, before: Before) -> bool:
     """Whether the shard that holds an input must be made again: without it, or with what has become of it."""
     was, is_now = before.reason in DUPLICATES, bool(ref.fault and ref.fault.reason in DUPLICATES)
-    return not before.same or before.gone or needs_place(ref) or was != is_now
+    return not before.same or before.again or before.gone or needs_place(ref) or was != is_now
 
 
 def check_removals(listing: Listing, inputs: int) -> None:

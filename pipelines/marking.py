@@ -129,7 +129,7 @@ def find_picture(ref: InputRef) -> Candidate:
 def size_of(ref: InputRef) -> str:
     """What inputs of the same bytes have in common before they are read."""
     location = ref.location
-    return f"{location.size} {location.coding} {location.form}" if is_usable(ref) else f"none {ref.key}"
+    return f"{location.unpacked or location.size} {location.form}" if is_usable(ref) else f"none {ref.key}"
 
 
 def find_shared(size: str, refs: Iterable[InputRef]) -> Iterator[Candidate]:

@@ -166,7 +166,7 @@ def match_key(
         # Who of several is the first, and who are the others, is settled again where they are written.
         reason = "" if len(refs) > 1 and before.reason in NOT_ITS_OWN else before.reason
         again = retry and bool(reason) and reason not in NOT_ITS_OWN
-        yield ref._replace(before=before._replace(same=same and not again, reason=reason))
+        yield ref._replace(before=before._replace(same=same, again=again, reason=reason))
     yield from _let_go({refs[0].key: left})
 
 

@@ -35,6 +35,7 @@ class Location(NamedTuple):
     coding: str = ""
     form: str = ""
     content: int = 0  # of a spooled copy: a hash of the bytes, by which they are known again; of a carried: its digest
+    unpacked: int = 0  # how many bytes the coding is said to hold; 0: there is none
 
     @property
     def is_whole_file(self) -> bool:
@@ -45,8 +46,9 @@ class Location(NamedTuple):
 class Before(NamedTuple):
     """What the dataset that is being taken further knows of an input: its shard, and what became of it there.
 
-    `same` tells that the input has not changed; `gone`, that it is no longer there: such a ref stands for what was. One
-    that was `added` is new, but belongs into the shard of another of its key; one `uprooted` needs another shard.
+    `same` tells that the input has not changed, and `again` that it is to be tried once more though it has not; `gone`,
+    that it is no longer there: such a ref stands for what was. One that was `added` is new, but belongs into the shard
+    of another of its key; one `uprooted` needs another shard.
     """
 
     split: str
@@ -59,6 +61,7 @@ class Before(NamedTuple):
     look: bytes = b""
     source: str = ""  # its name in the accounts
     added: bool = False
+    again: bool = False
     uprooted: bool = False
 
 

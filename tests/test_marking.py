@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
 
 import apache_beam as beam
@@ -22,6 +23,7 @@ from pipelines.config import BuildConfig
 from pipelines.marking import MarkDuplicates
 from pipelines.perceptual import FLAT
 from pipelines.sides import Found, read_found
+from pipelines.sources import list_partition, partition_sources
 from pipelines.values import Before, Fault, InputRef, Location
 from shards.errors import UsageError
 from shards.verify import verify
@@ -99,6 +101,19 @@ def test_members_of_archives_and_whole_files_can_be_equal(files, tmp_path):
     member = make_ref("x", location=Location(str(tmp_path / "x.tar"), 4, 4))
     marked = run([files[0], member], make_config("raw", "out", dedupe="exact"))
     assert marked["x"].fault == Fault("duplicate", "it has the same bytes as a, which stays")
+
+
+def test_a_compressed_member_and_a_whole_file_can_be_equal(tmp_path):
+    content = save(tmp_path / "a.bmp", Image.new("RGB", (60, 40), (1, 2, 3))).read_bytes()
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cat/b.bmp", content)
+    config = make_config(tmp_path / "x.zip", tmp_path / "out", dedupe="exact")
+    (member,) = [ref for part in partition_sources(config) for ref in list_partition(part, config)]
+    assert member.location.coding == "deflate"
+    assert member.location.size < len(content)
+    whole = make_ref("a", path=str(tmp_path / "a.bmp"), size=len(content))
+    marked = run([whole, member._replace(key="b")], config)
+    assert marked["b"].fault == Fault("duplicate", "it has the same bytes as a, which stays")
 
 
 def test_what_cannot_be_read_or_is_faulty_passes(files):

@@ -137,10 +137,10 @@ def test_an_input_is_the_same_or_changed():
     assert matched([ref], [], [7]) == [ref]
 
 
-def test_a_reject_counts_as_changed_where_it_is_tried_again():
+def test_a_reject_is_tried_again_without_counting_as_changed():
     ref, rejected = make_ref("k"), before(7, reason="truncated")
     assert matched([ref], [rejected], [7]) == [ref._replace(before=rejected)]
-    assert matched([ref], [rejected], [7], retry=True) == [ref._replace(before=rejected._replace(same=False))]
+    assert matched([ref], [rejected], [7], retry=True) == [ref._replace(before=rejected._replace(again=True))]
     for reason in ("duplicate_key", "listed_twice"):  # to try these again would change nothing
         other = before(7, reason=reason)
         assert matched([ref], [other], [7], retry=True) == [ref._replace(before=other)]

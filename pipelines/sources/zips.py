@@ -38,6 +38,7 @@ class _Entry(NamedTuple):
     flags: int
     method: int
     packed: int
+    unpacked: int
     offset: int
     mode: int  # as in stat; 0 if not known
 
@@ -96,7 +97,7 @@ def _entries(stream: BinaryIO, directory: _Directory) -> Iterator[_Entry]:
 def _entry(fixed: bytes, name: bytes, extra: bytes) -> _Entry:
     _, made_by, _, flags, method, _, _, _, packed, unpacked, _, _, _, _, _, attributes, offset = _ENTRY.unpack(fixed)
     # The sizes that did not fit follow each other in the extra field, in this order.
-    _, packed, offset = _widen((unpacked, packed, offset), extra)
+    unpacked, packed, offset = _widen((unpacked, packed, offset), extra)
     system = made_by >> 8
     text = _decode(name, flags)
     return _Entry(
@@ -104,6 +105,7 @@ def _entry(fixed: bytes, name: bytes, extra: bytes) -> _Entry:
         flags=flags,
         method=method,
         packed=packed,
+        unpacked=unpacked,
         offset=offset,
         mode=attributes >> 16 if system == _UNIX else 0,
     )
@@ -141,7 +143,8 @@ def _member(entry: _Entry, directory: _Directory, stream: BinaryIO, path: str) -
     offset = _data_offset(entry, directory, stream)
     if offset < 0 and not fault:
         fault = Fault(Reason.UNREADABLE, "the archive is damaged: its bytes are not where the directory says")
-    location = Location(path, entry.packed, max(offset, 0), coding=_CODINGS.get(entry.method, ""))
+    coding = _CODINGS.get(entry.method, "")
+    location = Location(path, entry.packed, max(offset, 0), coding=coding, unpacked=entry.unpacked if coding else 0)
     name = entry.name if name_problem(entry.name) else clean_name(entry.name)
     return Member(name, location, partial(_read, stream, location), fault=fault)
 
