@@ -116,7 +116,7 @@ def budget_limits(counts: Counts, config: BuildConfig) -> list[Limit]:
 
 def check_budget(counts: Counts, config: BuildConfig, folder: BuildFolder) -> None:
     """Fails a build with more rejects than the budgets allow, and says what they are and what to do."""
-    remedy = f"the full list is in {folder.root / 'rejected'}; mend these inputs and give the same command with `retry`"
+    remedy = f"the full list is in {folder.root / 'rejected'}; mend these inputs and give the same command again"
     if counts.written == 0:
         raise ShardsmithError(f"no input could be used: {rejected_summary(counts, folder)}\n  {remedy}")
     exceeded = [limit for limit in budget_limits(counts, config) if _amount(limit, counts) > limit.allowed]

@@ -138,12 +138,12 @@ def test_the_budget_says_what_was_rejected_and_what_to_do(folder):
         "7 of 100 inputs were rejected (7.00%), max_reject_fraction allows 5.00%: 7 truncated"
         + "".join(f"\n  a/{n}.jpg: truncated: cut" for n in range(5))
         + f"\n  and 2 more\n  the full list is in {folder.root}/rejected; mend these inputs and "
-        "give the same command with `retry`, or run it with --set max_reject_fraction=0.07 to allow them"
+        "give the same command again, or run it with --set max_reject_fraction=0.07 to allow them"
     )
     assert exceed(folder, counts, max_reject_fraction=0.07) == ""
     nothing = count_up([receipt(listed=3, records=0, truncated=3)])
     assert exceed(folder, nothing, max_reject_fraction=1.0).startswith("no input could be used: 3 truncated\n")
-    assert exceed(folder, nothing).endswith("mend these inputs and give the same command with `retry`")
+    assert exceed(folder, nothing).endswith("mend these inputs and give the same command again")
 
 
 FRACTION, NUMBER = "max_reject_fraction", "max_rejects"
@@ -188,7 +188,7 @@ def test_budgets_by_number_fraction_and_reason(folder, budgets, told, allowing):
     counts = count_up([receipt(listed=100, records=90, truncated=7, empty_file=3)])
     message = exceed(folder, counts, **budgets)
     assert message.partition(": 3 empty_file, 7 truncated\n")[0] == told
-    assert not told or message.endswith(f"`retry`, or run it with {allowing} to allow them")
+    assert not told or message.endswith(f"command again, or run it with {allowing} to allow them")
 
 
 def test_what_the_message_suggests_is_enough(folder):

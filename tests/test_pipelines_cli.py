@@ -56,7 +56,7 @@ def test_a_failed_build_exits_1_and_names_the_files_and_retry_finishes_it(tmp_pa
     assert done.returncode == 1
     assert "error: 1 of 7 inputs were rejected (14.29%), max_reject_fraction allows 0.00%: 1 empty_file" in done.stderr
     assert "dog/empty.png: empty_file: file has no bytes" in done.stderr
-    assert "`retry`, or run it with --set max_reject_fraction=0.143 to allow" in done.stderr
+    assert "give the same command again, or run it with --set max_reject_fraction=0.143 to allow" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
     shutil.copy(source / "dog" / "001.jpg", source / "dog" / "empty.png")

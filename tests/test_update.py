@@ -103,7 +103,7 @@ def test_only_rejected_inputs_are_opened_and_the_result_is_that_of_a_fresh_build
 def test_the_natural_flow_build_over_budget_mend_retry(source, tmp_path, capsys):
     one, two = break_files([images(source)[7]]), break_files([images(source)[40]])
     config = make_config(source, tmp_path / "out", **SETTINGS)
-    with pytest.raises(ShardsmithError, match=r"mend these inputs and give the same command with `retry`"):
+    with pytest.raises(ShardsmithError, match=r"mend these inputs and give the same command again"):
         run_build(config)
     for path, content in one.items():
         path.write_bytes(content)

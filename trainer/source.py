@@ -72,10 +72,13 @@ class Split:
         try:
             rows = read_index(Path(path))
         except (OSError, ValueError) as error:
-            raise ShardsmithError(f"index {path} cannot be read: {error}; restore it or rebuild the dataset") from error
+            raise ShardsmithError(
+                f"index {path} cannot be read: {error}; mend it with `python -m pipelines repair`"
+            ) from error
         if len(rows) != expected:
             raise ShardsmithError(
-                f"index {path} lists {len(rows)} records, the manifest {expected}; rebuild the dataset"
+                f"index {path} lists {len(rows)} records, the manifest {expected}; "
+                "mend it with `python -m pipelines repair`"
             )
         return rows
 
@@ -161,7 +164,9 @@ def open_source(config: TrainConfig) -> Source:
     stored = find_input(manifest, directory)
     _check_labels(manifest, directory)
     if not (directory / TRANSFORM_FN / "saved_model.pb").is_file():
-        raise ShardsmithError(f"{directory} has no {TRANSFORM_FN}: it is incomplete; restore it or rebuild the dataset")
+        raise ShardsmithError(
+            f"{directory} has no {TRANSFORM_FN}: it is incomplete; mend it with `python -m pipelines repair`"
+        )
     form = find_rows(config, stored) if stored.name == "features" else find_geometry(config, manifest.settings)
     return Source(directory=directory, manifest=manifest, form=form)
 

@@ -22,7 +22,9 @@ class Transform(tf.Module):
             function = self.loaded.transform_fn
             self._specs = dict(function.structured_input_signature[0][0])
         except (OSError, ValueError, AttributeError, LookupError) as error:
-            raise ShardsmithError(f"{directory} is not a tf.Transform graph: {error}; rebuild the dataset") from error
+            raise ShardsmithError(
+                f"{directory} is not a tf.Transform graph: {error}; mend it with `python -m pipelines repair`"
+            ) from error
         if not {PIXEL, FEATURES} & self._specs.keys():
             raise ShardsmithError(
                 f"{directory} has no input {PIXEL!r} or {FEATURES!r}, only {', '.join(self._specs)}; "
