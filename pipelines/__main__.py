@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,9 @@ def _confirm(config: BuildConfig, rest: Sequence[str]) -> None:
 
 
 def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig, started: float) -> None:
-    # The analyst takes longest to get ready, so it starts before Beam is imported here.
-    with start_analyst() as analyst:
+    # The analyst takes longest to get ready, so it starts before Beam is imported here; and before that, too, whoever
+    # finds the output held by another command is told so.
+    with start_analyst() as analyst, _hold(config, arguments.command):
         from pipelines.build import build
         from pipelines.update import append, retry
 
@@ -189,6 +191,12 @@ def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig
         except KeyboardInterrupt as interrupt:
             told = f"interrupted; the same command goes on with the shards that are written in {config.output}"
             raise ShardsmithError(told) from interrupt
+
+
+def _hold(config: BuildConfig, command: str) -> AbstractContextManager[None]:
+    from pipelines.lock import hold
+
+    return hold(Path(config.output), command)
 
 
 def _beam_options(rest: Sequence[str], command: str) -> Any:

@@ -59,6 +59,22 @@ def test_the_second_command_stops_at_once_and_says_who_is_there(tmp_path):
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.parametrize("command", ["build", "append", "retry"])
+def test_on_the_command_line_too_even_before_beam_is_loaded(command, tmp_path):
+    program = (
+        "import sys; sys.modules['apache_beam'] = None; from shards.errors import run; "
+        "from pipelines.__main__ import main; sys.exit(run(lambda: main(sys.argv[1:])))"
+    )
+    (tmp_path / "raw").mkdir()
+    with another_holder(tmp_path / "out") as (process, _):
+        arguments = [command, "--source", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
+        line = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: output {tmp_path}/out is held by build, process {process.pid} on ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_killed_holder_is_no_holder_even_if_its_child_lives(tmp_path, capsys):
     with another_holder(tmp_path) as (process, child):
         (tmp_path / ".a.json.0123456789abcdef0123456789abcdef.tmp").write_bytes(b"half")
