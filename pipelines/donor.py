@@ -5,8 +5,9 @@ A shard is written like any other; its writer only finds that some of the work h
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,20 +65,14 @@ def rewrite_shard(
         return receipt
     again = begun.folder.receipt(shard).exists()
     places = [(begun, shard)]
-    if past:
-        places += [(past, place) for place in find_origins(shard, ordered, plan)]
-    recycler = Recycler(decoders, Records(open_shards(places), Identities(config)))
+    if past and shard.number in plan.origins:
+        places.append((past, plan.origins[shard.number]))
+    carried = open_carried(ordered, past) if past else []
+    recycler = Recycler(decoders, Records(open_shards(places), Identities(config), carried))
     receipt = write_shard(shard, ordered, plan=plan, config=config, decoders=recycler, watch=watch)
     notes = b"%d %d %d" % (recycler.taken, recycler.refused, again)
     write_atomically(BuildFolder(Path(config.output)).taken(shard), notes)
     return receipt
-
-
-def find_origins(shard: PlannedShard, refs: Iterable[InputRef], plan: Plan) -> list[PlannedShard]:
-    """The shards of the version before that hold what this one takes over."""
-    carried = {(ref.before.split, ref.before.shard) for ref in refs if ref.is_carried and ref.before}
-    origin = {(each.split, each.index) for number, each in plan.origins.items() if number == shard.number}
-    return [PlannedShard(-1, *place) for place in sorted(carried | origin)]
 
 
 def find_finished(
@@ -122,6 +117,15 @@ def open_shards(places: Iterable[tuple[Donor, PlannedShard]]) -> list["OldShard"
     return found
 
 
+def open_carried(refs: Iterable[InputRef], past: Donor) -> list["OldShard"]:
+    """The shards that inputs are carried over from, each with what is known of these inputs alone."""
+    wanted: defaultdict[PlannedShard, list[int]] = defaultdict(list)
+    for ref in refs:
+        if ref.is_carried and ref.before:
+            wanted[PlannedShard(-1, ref.before.split, ref.before.shard)].append(ref.location.offset)
+    return [found.only(places) for shard, places in wanted.items() for found in open_shards([(past, shard)])]
+
+
 @dataclass(frozen=True)
 class OldShard:
     """One shard of a donor; `rows` are the inputs that became records, in their order.
@@ -134,7 +138,7 @@ class OldShard:
     rows: pa.Table
     facts: pa.Table
     label_ids: Mapping[str, int]
-    outcomes: Sequence[int]
+    outcomes: Mapping[int, int]
     rejects_path: Path
 
     @classmethod
@@ -148,9 +152,23 @@ class OldShard:
         if not len(extents) == len(rows) == len(facts):
             raise ValueError(f"{folder.shard(shard)}: index, facts and inputs do not fit")
         made, refused = itertools.count(), itertools.count(-1, -1)
-        outcomes = [next(refused if reason else made) for reason in seen[REASON].to_pylist()]
+        outcomes = dict(enumerate(next(refused if reason else made) for reason in seen[REASON].to_pylist()))
         label_ids = load_receipt(folder.receipt(shard)).label_ids
         return cls(folder.shard(shard), extents, rows, facts, label_ids, outcomes, folder.rejects(shard))
+
+    def only(self, places: Iterable[int]) -> "OldShard":
+        """The same shard as if it had only these of its inputs."""
+        chosen = {place: self.outcomes[place] for place in sorted(places)}
+        records = [number for number in chosen.values() if number >= 0]
+        rows = {number: row for row, number in enumerate(records)}
+        taken = pa.array(records, pa.int64())
+        return replace(
+            self,
+            extents=[self.extents[number] for number in records],
+            rows=self.rows.take(taken),
+            facts=self.facts.take(taken),
+            outcomes={place: rows.get(number, number) for place, number in chosen.items()},
+        )
 
     @cached_property
     def rejects(self) -> list[dict[str, Any]]:
@@ -185,12 +203,12 @@ class OldShard:
 
 
 class Records:
-    """The records of some older shards, by the identity of their inputs."""
+    """The records of some older shards, by the identity of their inputs; of the `carried` ones, by their place."""
 
-    def __init__(self, shards: Sequence[OldShard], identities: Identities) -> None:
+    def __init__(self, shards: Sequence[OldShard], identities: Identities, carried: Sequence[OldShard] = ()) -> None:
         """Holds an entry for each record, which is a few hundred bytes, and no record."""
         self._identities = identities
-        self._shards = {str(shard.path): shard for shard in shards}
+        self._carried = {str(shard.path): shard for shard in carried}
         self._places = {
             identity: (shard, row) for shard in shards for row, identity in enumerate(shard.rows[IDENTITY].to_pylist())
         }
@@ -209,7 +227,7 @@ class Records:
 
     def _carry(self, ref: InputRef) -> Outcome:
         """What became of an input of which there is nothing else."""
-        shard = self._shards.get(ref.location.path)
+        shard = self._carried.get(ref.location.path)
         outcome = shard.outcome(ref.location.offset) if shard else None
         if outcome is None:
             raise ShardsmithError(
