@@ -345,3 +345,20 @@ def test_flags_are_those_of_a_command(capsys):
         main(["append", "--keep-misssing", "--output", "x", "--source", "y"])
     with pytest.raises(UsageError, match="unknown option '--keep-missing'"):
         main(["build", "--keep-missing", "--output", "x", "--source", "y"])
+
+
+@pytest.mark.parametrize(("find", "duplicates"), [("near", 1), ("exact", 0)])
+def test_duplicates_of_what_is_no_longer_listed(find, duplicates, source, tmp_path):
+    """Looks are known and compared; to prove that bytes are equal, both inputs would have to be there."""
+    out = tmp_path / "out"
+    settings = SETTINGS | {"dedupe": {"find": find, "distance": 0} if find == "near" else {"find": find}}
+    first = run_build(make_config(source, out, **settings))
+    drop = tmp_path / "drop" / "cat"
+    drop.mkdir(parents=True)
+    kept = next(key for examples in examples_of(out).values() for key in examples if key.endswith(".png"))
+    shutil.copy(source / kept, drop / "copy.png")
+    shutil.rmtree(source)
+    manifest = run_append(make_config(drop.parent, out, **settings), keep_missing=True)
+    assert manifest.counts.duplicates == first.counts.duplicates + duplicates
+    assert manifest.counts.written == first.counts.written + 1 - duplicates
+    assert verify(out) == []
