@@ -71,6 +71,7 @@ def _load() -> None:
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # it logs a traceback for each failure that we explain
     with captured_stderr(os.devnull):
         import pipelines.transform  # noqa: F401
 

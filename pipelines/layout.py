@@ -180,6 +180,8 @@ class BuildFolder:
             self._clear()
         for folder in (self.state / "receipts", self.state / "facts", self.seen_here, self.root / "rejected"):
             folder.mkdir(parents=True, exist_ok=True)
+        for path in self.work.glob("tmp*"):
+            _remove(path)  # where an ended run's analysis was at work
         for name in ("progress", "listing", "looking", "taken"):
             shutil.rmtree(self.work / name, ignore_errors=True)
             (self.work / name).mkdir(parents=True)

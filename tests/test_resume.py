@@ -512,6 +512,26 @@ def test_a_generator_is_called_again_only_for_other_arguments(tmp_path, monkeypa
     assert len(my_numbers.calls) > calls
 
 
+def test_scratch_of_ended_runs_is_swept_before_anything_is_written(tmp_path):
+    config = make_config(write_class_folders(tmp_path / "raw", images=10), tmp_path / "out", **SETTINGS)
+    folder = interrupted_build(config)
+    half = f".train-00000.tfrecord.{'0' * 32}.tmp"
+    for place in (folder.root / "train", folder.state / "receipts", folder.state / "facts", folder.work):
+        (place / half).write_bytes(b"half")
+    (folder.work / "tmpabc" / "deep").mkdir(parents=True)
+    left = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "pipelines.build.write_shards", lambda *_, **__: left.extend(folder.root.rglob("*")) or sys.exit()
+        )
+        with pytest.raises(SystemExit):
+            run_build(config)
+    assert left
+    assert [path for path in left if is_temporary(path.name) or "tmpabc" in str(path)] == []
+    run_build(config)
+    assert_fresh(config, tmp_path)
+
+
 def test_retry_of_an_interrupted_build_is_remembered(tmp_path):
     """A retry that is cut off has not yet tried everything again: whoever goes on does."""
     source = write_class_folders(tmp_path / "raw", images=10)
