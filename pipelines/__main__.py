@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -216,4 +216,10 @@ def _quieten() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(lambda: main(sys.argv[1:])))
+    code = run(lambda: main(sys.argv[1:]))
+    if code == DONE:
+        sys.exit(code)
+    # An interrupt can leave Beam waiting for a worker that waits for Beam; the worker ends when this process does.
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    os._exit(code)
