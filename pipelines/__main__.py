@@ -56,7 +56,11 @@ def make_parser() -> argparse.ArgumentParser:
     names = "build|plan|append|retry|compact|repair"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     build = _add_command(commands, "build", "write the dataset")
-    build.add_argument("--overwrite", action="store_true", help="replace a finished dataset at the output")
+    build.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a finished dataset at the output, as soon as the new one is complete",
+    )
     _add_command(commands, "plan", "dry run: list metadata, print images, classes, splits, shards and estimated bytes")
     append = _add_command(
         commands,

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
@@ -28,7 +29,7 @@ from pipelines.sources import check_sources, partition_sources, resolve, stamp
 from pipelines.sources.folders import root_of
 from pipelines.spool import drop_stale
 from pipelines.storage import is_folder, is_remote
-from shards.errors import UsageError
+from shards.errors import ShardsmithError, UsageError
 from shards.manifest import Manifest
 from shards.quiet import captured_stderr
 
@@ -57,17 +58,34 @@ def build(
         return confirm(config, folder)
     check_free(folder, overwrite=overwrite)
     announce(folder.root)
-    begun, bound = begin(folder, config, anew=overwrite, retry=retry)
+    # A finished dataset stays what it is until the one that replaces it is complete.
+    target = folder.next if folder.manifest.exists() else folder
+    staged = config.model_copy(update={"output": str(target.root)})
+    begun, bound = begin(target, staged, anew=overwrite, retry=retry)
     writing = time.monotonic()
-    plan = write_shards(config, options=options, begun=begun, bound=bound)
-    rate = plan.images / (time.monotonic() - writing)
-    done = describe_work(plan, folder) if begun else ""
-    manifest = analyze_and_commit(plan, config, options=options, analyst=analyst)
+    with keeping(folder):
+        plan = write_shards(staged, options=options, begun=begun, bound=bound)
+        rate = plan.images / (time.monotonic() - writing)
+        done = describe_work(plan, target) if begun else ""
+        manifest = analyze_and_commit(plan, staged, options=options, analyst=analyst)
+    if target != folder:
+        folder.publish_next(anew=True)
     print_summary(manifest, config)
     if done:
         print(done)
     print_end(config, f"{rate:,.0f} inputs/s written, {time.monotonic() - started:.1f} s in all")
     return manifest
+
+
+@contextmanager
+def keeping(folder: BuildFolder) -> Iterator[None]:
+    """Adds to a failure, where there is a finished dataset, that it is still there."""
+    try:
+        yield
+    except ShardsmithError as error:
+        if not folder.manifest.exists():
+            raise
+        raise type(error)(f"{error}\n  the dataset in {folder.root} is still what it was") from error
 
 
 def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) -> tuple[Donor | None, Past]:
@@ -86,7 +104,10 @@ def check_free(folder: BuildFolder, *, overwrite: bool) -> None:
     """Refuses an output that is something else than a dataset."""
     ours = folder.work.is_dir() or (overwrite and folder.manifest.exists())
     if folder.root.is_dir() and any(folder.root.iterdir()) and not ours:
-        raise UsageError(f"output {folder.root} is not empty and not a dataset; choose another --output")
+        what = "not a dataset"
+        if folder.state.is_dir():
+            what = "holds what is left of a dataset without its manifest: restore that, or remove the directory"
+        raise UsageError(f"output {folder.root} is not empty and {what}; choose another --output")
 
 
 def find_begun(folder: BuildFolder, config: BuildConfig, *, retry: bool) -> Donor | None:
@@ -130,7 +151,7 @@ def analyze_and_commit(
     return commit(plan, config, analyst=analyst, options=_analysis_options(options), origin=origin)
 
 
-def describe_work(plan: Plan, folder: BuildFolder) -> str:
+def describe_work(plan: Plan, folder: BuildFolder, *, shards: bool = True) -> str:
     """What was processed, what came of it, and what was taken over from an earlier run or version."""
     written_now = [shard for shard in plan.shards if folder.taken(shard).exists()]
     receipts = [load_receipt(folder.receipt(shard)) for shard in written_now]
@@ -140,10 +161,10 @@ def describe_work(plan: Plan, folder: BuildFolder) -> str:
     rejected = sum(sum(receipt.rejected.values()) for receipt in receipts) - refused
     kept = len(plan.shards) - len(written_now)
     why = f" ({again:,} of them again: their inputs, rejects or label ids changed)" if again else ""
-    return (
-        f"processed now: {written + rejected:,} inputs, {written:,} written, {rejected:,} rejected\n"
-        f"shards: {kept:,} kept, {len(written_now):,} written now{why}, with {taken:,} records taken over unread"
-    )
+    told = f"processed now: {written + rejected:,} inputs, {written:,} written, {rejected:,} rejected"
+    if shards:
+        told += f"\nshards: {kept:,} kept, {len(written_now):,} written now{why}"
+    return f"{told}, with {taken:,} records taken over unread"
 
 
 def plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:

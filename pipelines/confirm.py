@@ -44,8 +44,6 @@ def confirm(config: BuildConfig, folder: BuildFolder) -> Manifest:
         )
     if problems := verify(folder.root, level="fast"):
         raise ShardsmithError(f"{there}, but {problems[0]}; mend it with `python -m pipelines repair`")
-    print(
-        f"nothing to do: version {manifest.version} of {config.output} is complete, "
-        f"and its {manifest.counts.listed:,} inputs and settings are unchanged"
-    )
+    complete = f"version {manifest.version} of {config.output} is complete ({manifest.counts.listed:,} inputs)"
+    print(f"nothing to do: {complete}, and what its sources list and its settings are unchanged")
     return manifest

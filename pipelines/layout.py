@@ -206,24 +206,29 @@ class BuildFolder:
         files = (path for path in paths if path.is_file() and not is_temporary(path.name))
         return {path.relative_to(self.root).as_posix() for path in files}
 
-    def publish_next(self, *, keep: Collection[str]) -> None:
-        """Puts the next dataset in place of this one, whose readers are not disturbed: the files in `keep` stay."""
+    def publish_next(self, *, keep: Collection[str] = (), anew: bool = False) -> None:
+        """Puts the next dataset in place of this one, whose readers are not disturbed: the files in `keep` stay.
+
+        One that was built `anew` uses the names of the old one again.
+        """
         names = self.next.files()
         ended = sorted(self.files() - names - set(keep))
-        write_atomically(self.ready, json.dumps({"files": sorted(names), "ended": ended}).encode())
+        write_atomically(self.ready, json.dumps({"files": sorted(names), "ended": ended, "anew": anew}).encode())
         self.finish_publishing()
 
     def finish_publishing(self) -> None:
         """Does what is left to do of an announced replacement, or after a build; nothing if all has been done.
 
-        Shards are never replaced, since their names are never used twice. The manifest is switched last, and only then
-        goes what it no longer names.
+        The manifest is switched last, and only then goes what it no longer names. Shards are not replaced, since their
+        names are never used twice; where they are, the old manifest goes first, so that nothing looks complete.
         """
         if not self.ready.exists():
             if self.manifest.exists() and self.work.exists() and not self.next.root.exists():
                 shutil.rmtree(self.work)  # the remains of a build that was cut off behind its manifest
             return
         announced = json.loads(self.ready.read_text())
+        if announced["anew"] and self.next.manifest.exists():
+            self.manifest.unlink(missing_ok=True)
         for name in sorted(announced["files"], key=lambda name: name == MANIFEST):
             if (self.next.root / name).exists():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,8 @@ class Listing:
     stays: Counter[tuple[str, int]] = field(default_factory=Counter)
     touched: Counter[tuple[str, int]] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)  # by the fields of `Changes`
-    gone: tuple[str, ...] = ()  # a few keys of those
+    gone: tuple[str, ...] = ()  # a few keys of those that were removed
+    replaced: tuple[str, ...] = ()  # and of those that changed
     faulty: int = 0
     fault: str = ""  # one of them, in words
 
@@ -99,6 +100,7 @@ class Listing:
             self.changes["added"] += 1
         elif not before.same:
             self.changes["changed"] += 1
+            self.replaced = _first_few(self.replaced, (ref.key,))
         self.stays[place] += int(not before.gone and not needs_place(ref))
         self.touched[place] += int(is_touched(ref, before))
 
@@ -108,6 +110,7 @@ class Listing:
             if isinstance(value, Counter):
                 getattr(self, name).update(value)
         self.gone = _first_few(self.gone, other.gone)
+        self.replaced = _first_few(self.replaced, other.replaced)
         self.faulty += other.faulty
         self.fault = _first(self.fault, other.fault)
         return self
@@ -139,6 +142,18 @@ def check_removals(listing: Listing, inputs: int) -> None:
             f"{', '.join(listing.gone)}; nothing was written. If a source is not mounted, or not named in the config, "
             "mend that; if the config names only what is new, add --keep-missing: what is no longer listed then stays; "
             "if these inputs shall leave the dataset, add --allow-removals"
+        )
+
+
+def check_replacements(listing: Listing, inputs: int) -> None:
+    """Refuses new inputs that have the keys of many others: what is kept must not be lost to what is called alike."""
+    changed = listing.changes["changed"]
+    if changed * 10 > inputs:
+        raise ShardsmithError(
+            f"{changed:,} inputs have the keys of others among the {inputs:,} of the dataset, such as "
+            f"{', '.join(listing.replaced)}, and would take their places; nothing was written. If they are new ones, "
+            "give their source a name, which stands before its keys (--set source.name=week2); if they are newer "
+            "states of the same ones, leave out --keep-missing"
         )
 
 

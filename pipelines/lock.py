@@ -157,7 +157,7 @@ def _lock(descriptor: int, root: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = Holder.load(folder.holder)
-        who = str(holder) if holder else "a command that has only just begun or is about to end"
+        who = str(holder) if holder and holder.is_alive else "a command that has only just begun or is about to end"
         raise ShardsmithError(f"output {root} is held by {who}; wait for it, or choose another --output") from error
     except OSError as error:
         if error.errno not in _NO_LOCKS_HERE:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipelines.config import BuildConfig
-from pipelines.listing import Listing, check_removals, needs_place, order_prefix
+from pipelines.listing import Listing, check_removals, check_replacements, needs_place, order_prefix
 from pipelines.ranges import choose_ranges, still_fit
 from pipelines.splits import check_split_names, split_order
 from pipelines.values import Changes, Content, InputRef, PlannedShard
@@ -135,6 +135,7 @@ class Past:
     next_index: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: int | None = None  # how many there were, if most of them must still be there
+    keep_missing: bool = False  # whether those stay that are no longer listed
     shards: Mapping[str, int] | None = None  # how many each split has, if they shall become fewer
 
 
@@ -148,6 +149,8 @@ def make_plan(
     past = past or Past()
     if past.inputs is not None:
         check_removals(listing, past.inputs)
+        if past.keep_missing:
+            check_replacements(listing, past.inputs)
     check_label_names(label_names, past.labels)
     names = split_order({name for name, _ in listing.sources}, config.splits)
     check_split_names(names, config)
@@ -177,8 +180,11 @@ def _plan_split(name: str, first_number: int, listing: Listing, config: BuildCon
     prefixes, weights = [prefix for prefix, _ in cells], [listing.bytes[name, prefix] for prefix, _ in cells]
     images = sum(count for _, count in cells)
     starts = past.starts.get(name, ())
-    if images and not still_fit(starts, prefixes, weights, config.shards):
-        starts = choose_ranges(name, prefixes, weights, images=images, config=config.shards)
+    # How many shards a split shall have says nothing of the few inputs that come later: their size does.
+    is_later = past.shards is None and name in past.next_index
+    asked = config.shards.model_copy(update={"count": None, "min_count": 1}) if is_later else config.shards
+    if images and not still_fit(starts, prefixes, weights, asked):
+        starts = choose_ranges(name, prefixes, weights, images=images, config=asked)
     if past.shards and len(starts) >= past.shards.get(name, 0):
         images, starts, weights = 0, (), []
     sources = {source: count for (split, source), count in sorted(listing.sources.items()) if split == name}

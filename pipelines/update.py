@@ -19,6 +19,7 @@ from pipelines.build import (
     build,
     check_output,
     describe_work,
+    keeping,
     print_end,
     print_summary,
     write_shards,
@@ -108,7 +109,7 @@ def update(
     staged = config.model_copy(update={"output": str(folder.next.root)})
     announce(folder.root)
     plan = _write_aside(staged, before, options=options, past=past, policy=policy)
-    done = describe_work(plan, folder.next)
+    done = describe_work(plan, folder.next, shards=False)
     plan = settle(plan, folder)
     if not plan.shards and not plan.ended and not relaxed:
         return _nothing_new(config, folder, policy)
@@ -142,6 +143,7 @@ def _write_aside(
         labels=before.labels,
         next_index=next_indices(before),
         inputs=None if policy.allow_removals else before.counts.listed,
+        keep_missing=policy.keep_missing,
     )
     try:
         return write_shards(staged, options=options, begun=begun or Donor(aside.root), past=past, bound=bound)
@@ -159,10 +161,8 @@ def discard_empty(aside: BuildFolder) -> None:
 def _commit(
     plan: Plan, staged: BuildConfig, config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, origin: Origin
 ) -> Manifest:
-    try:
+    with keeping(BuildFolder(Path(config.output))):
         return analyze_and_commit(plan, staged, options=options, analyst=analyst, origin=origin)
-    except ShardsmithError as error:
-        raise type(error)(f"{error}\n  the dataset in {config.output} is still what it was") from error
 
 
 def settle(plan: Plan, folder: BuildFolder) -> Plan:
@@ -212,6 +212,8 @@ def _nothing_new(config: BuildConfig, folder: BuildFolder, policy: Policy) -> Ma
     """Keeps the dataset, and what was learnt of its sources on the way."""
     for path in folder.next.seen_here.iterdir():
         kept = folder.seen_here / path.name
+        if policy.keep_missing and kept == folder.sources:
+            continue  # what the sources list is not all that the dataset has
         if not kept.exists() or hash_file(kept) != hash_file(path):
             path.replace(kept)
     write_local(folder.root, folder.seen_here.iterdir())

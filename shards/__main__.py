@@ -19,7 +19,7 @@ from shards.verify import verify as find_problems
 
 QUICKLY_READ_BYTES = 200_000_000  # by one process, before others would have started
 _HOLDS: dict[Level, str] = {
-    "fast": "sizes and indexes hold; records were not read: run without --fast",
+    "fast": "sizes and indexes hold; no other file was read: run without --fast",
     "full": "every checksum, index and count holds",
     "decode": "every checksum, index and count holds, every picture can be decoded",
 }

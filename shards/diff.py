@@ -14,9 +14,9 @@ from shards.manifest import Counts, FeatureEntry, Manifest, read_manifest
 
 DIFFERENT = 1
 Name = tuple[str, ...]  # the keys that lead to a value
-# Compared on their own; or a digest of others; or what came before, which is not what the dataset is.
+# Compared on their own; or a digest of others; or what came before, or a measure of it all.
 _NOT_PLAIN = {"settings", "made_by", "features", "labels", "counts", "splits", "files"}
-_NOT_CONTENT = {"format_version", "fingerprint", "history", "retired"}
+_NOT_CONTENT = {"format_version", "fingerprint", "history", "retired", "shuffle"}
 
 
 class DiffTrouble(ShardsmithError):

@@ -33,8 +33,8 @@ LIGHT = Reader(InProcess())
 LOCAL = parse_beam_options([], ours=())
 
 
-def run_build(config: BuildConfig, analyst: Analyst = LIGHT) -> Manifest:
-    return build(config, options=LOCAL, analyst=analyst, overwrite=False, started=0)
+def run_build(config: BuildConfig, analyst: Analyst = LIGHT, *, overwrite: bool = False) -> Manifest:
+    return build(config, options=LOCAL, analyst=analyst, overwrite=overwrite, started=0)
 
 
 def run_retry(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:

@@ -1,5 +1,6 @@
 """Appends as a person makes them: weekly drops, lost mounts, second thoughts; and those who read meanwhile."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -362,3 +363,109 @@ def test_duplicates_of_what_is_no_longer_listed(find, duplicates, source, tmp_pa
     assert manifest.counts.duplicates == first.counts.duplicates + duplicates
     assert manifest.counts.written == first.counts.written + 1 - duplicates
     assert verify(out) == []
+
+
+def test_new_pictures_with_the_names_of_old_ones_do_not_take_their_places(source, tmp_path):
+    """Cameras count from the start again each week."""
+    config = make_config(source, tmp_path / "out", **SETTINGS)
+    run_build(config)
+    before = files_of(tmp_path / "out")
+    for number, path in enumerate(images(source)):
+        path.write_bytes(encoded(picture(500 + number, size=(50, 40)), "png"))
+    with pytest.raises(ShardsmithError) as caught:
+        run_append(config, keep_missing=True)
+    assert str(caught.value).startswith("60 inputs have the keys of others among the 60 of the dataset, such as cat/")
+    assert "give their source a name, which stands before its keys (--set source.name=week2)" in str(caught.value)
+    assert files_of(tmp_path / "out") == before
+    named = make_config(source, tmp_path / "out", source={"name": "week2"}, **SETTINGS)
+    after = run_append(named, keep_missing=True)
+    assert (after.counts.written, after.history[-1].added, after.history[-1].changed) == (120, 60, 0)
+    assert verify(tmp_path / "out") == []
+
+
+def test_what_is_kept_without_being_listed_is_not_confirmed_as_unchanged(source, tmp_path, capsys):
+    config = make_config(source, tmp_path / "out", **SETTINGS)
+    run_build(config)
+    images(source)[3].unlink()
+    run_append(config, keep_missing=True)
+    assert "nothing to do: no input was added or changed\n" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="but its sources have changed since; take the changes up with"):
+        run_build(config)
+
+
+def test_a_count_of_shards_is_that_of_the_first_build(source, tmp_path):
+    config = make_config(source, tmp_path / "out", **SETTINGS | {"shards": {"count": {"train": 5, "test": 2}}})
+    assert {split.name: len(split.shards) for split in run_build(config).splits} == {"train": 5, "test": 2}
+    added = {f"cat/new{number}.png" for number in range(4)}
+    add_pictures(source / "cat", *(Path(key).name for key in added))
+    after = run_append(config)
+    new_splits = {split for key, split in splits_of(tmp_path / "out").items() if key in added}
+    assert after.history[-1].new_shards == len(new_splits)
+    assert after.counts.written == 64
+
+
+def test_shards_that_ended_are_not_read_as_a_source(source, tmp_path):
+    config = make_config(source, tmp_path / "out", **SETTINGS)
+    run_build(config)
+    images(source)[5].unlink()
+    after = run_append(config)
+    assert after.retired
+    again = make_config(
+        tmp_path / "out" / "*" / "*.tfrecord", tmp_path / "again", image={"encode": {"format": "original"}}
+    )
+    assert run_build(again).counts.written == 59
+
+
+def test_a_dataset_is_overwritten_only_by_a_complete_one(source, tmp_path):
+    out = tmp_path / "out"
+    config = make_config(source, out, **SETTINGS)
+    run_build(config)
+    before = files_of(out)
+    other = make_config(source, out, **SETTINGS | {"image": {"resize": "exact:24", "encode": {"format": "png"}}})
+    broken = break_files(images(source)[:1])
+    with pytest.raises(ShardsmithError) as caught:
+        run_build(other, overwrite=True)
+    assert str(caught.value).endswith(f"\n  the dataset in {out} is still what it was")
+    assert {name: digest for name, digest in files_of(out).items() if not name.startswith(".build/")} == before
+    assert verify(out) == []
+    for path, content in broken.items():
+        path.write_bytes(content)
+    run_build(other, overwrite=True)
+    run_build(other.model_copy(update={"output": str(tmp_path / "fresh")}))
+    assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+def test_an_overwriting_that_is_cut_off_is_finished_by_whoever_comes_next(source, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run_build(make_config(source, out, **SETTINGS))
+    other = make_config(source, out, **SETTINGS | {"image": {"resize": "exact:24", "encode": {"format": "png"}}})
+    replace, left = os.replace, [4]
+
+    def stop_before_the_fifth(old, new):
+        if Path(old).is_relative_to(out / ".build" / "next") and not Path(new).is_relative_to(out / ".build"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", stop_before_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        run_build(other, overwrite=True)
+    monkeypatch.undo()
+    assert not (out / "manifest.json").exists()
+    run_build(other)
+    assert verify(out) == []
+    run_build(other.model_copy(update={"output": str(tmp_path / "fresh")}))
+    assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+def test_remains_without_a_manifest_are_told_from_other_things(source, tmp_path):
+    config = make_config(source, tmp_path / "out", **SETTINGS)
+    run_build(config)
+    (tmp_path / "out" / "manifest.json").unlink()
+    with pytest.raises(UsageError) as caught:
+        run_build(config)
+    assert str(caught.value) == (
+        f"output {tmp_path}/out is not empty and holds what is left of a dataset without its manifest: "
+        "restore that, or remove the directory; choose another --output"
+    )

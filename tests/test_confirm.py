@@ -44,7 +44,8 @@ def test_nothing_new_is_proved_and_touches_nothing(config, tmp_path, capsys):
     before = identities_of(tmp_path)
     assert confirm_finished(config).version == 1
     assert capsys.readouterr() == (
-        f"nothing to do: version 1 of {tmp_path}/out is complete, and its 20 inputs and settings are unchanged\n",
+        f"nothing to do: version 1 of {tmp_path}/out is complete (20 inputs), and what its sources list "
+        "and its settings are unchanged\n",
         "",
     )
     assert run_build(config).version == 1  # the library says the same
@@ -171,7 +172,7 @@ def test_the_command_loads_neither_beam_nor_tensorflow(config, tmp_path):
     command = [sys.executable, "-c", program, str(tmp_path / "config.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"nothing to do: version 1 of {tmp_path}/out is complete, and its 20 inputs and ")
+    assert done.stdout.startswith(f"nothing to do: version 1 of {tmp_path}/out is complete (20 inputs), and ")
 
 
 def test_the_number_of_a_build_is_that_of_a_scan(tmp_path, monkeypatch):

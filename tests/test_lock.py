@@ -75,6 +75,16 @@ def test_on_the_command_line_too_even_before_beam_is_loaded(command, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_holder_who_has_not_said_so_yet_is_not_taken_for_a_dead_one(tmp_path):
+    with another_holder(tmp_path):
+        holder = BuildFolder(tmp_path).holder
+        dead = subprocess.Popen(["true"])
+        dead.wait()
+        holder.write_text(json.dumps(json.loads(holder.read_text()) | {"pid": dead.pid}))
+        with pytest.raises(ShardsmithError, match="is held by a command that has only just begun"), hold(tmp_path, "x"):
+            pass
+
+
 def test_a_killed_holder_is_no_holder_even_if_its_child_lives(tmp_path, capsys):
     with another_holder(tmp_path) as (process, child):
         (tmp_path / ".a.json.0123456789abcdef0123456789abcdef.tmp").write_bytes(b"half")

@@ -52,7 +52,7 @@ def test_verify_says_that_a_dataset_is_good(dataset: Path, capsys: pytest.Captur
 
 
 LEVELS = {
-    "--fast": "sizes and indexes hold; records were not read: run without --fast",
+    "--fast": "sizes and indexes hold; no other file was read: run without --fast",
     "--decode": "every checksum, index and count holds, every picture can be decoded",
 }
 

@@ -3,8 +3,9 @@
 Only compressed files are spooled, and features that the file does not hold as one piece.
 """
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
@@ -22,9 +23,11 @@ from pipelines.sources.listings import needed
 from pipelines.sources.record_files import Record, is_gzip, read_file
 from pipelines.sources.rows import USUAL_FIELDS, RowReader
 from pipelines.spool import Spool
+from pipelines.storage import FileStat, exists, open_binary
 from pipelines.values import Fault, Location
-from shards.errors import UsageError
+from shards.errors import ShardsmithError, UsageError
 from shards.example import Values
+from shards.manifest import MANIFEST, FileEntry, parse_manifest
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 NAMES = re.compile(r"\.tfrecords?(-\d+-of-\d+)?(\.gz)?$", re.IGNORECASE)
@@ -48,7 +51,7 @@ def check(source: SourceConfig, config: BuildConfig) -> None:
 
 def partition(source: SourceConfig, config: BuildConfig) -> list[Partition]:
     """One piece per file; the first that is not empty tells what the examples hold and whether all are compressed."""
-    files = source_files(source, NAMES)
+    files = drop_ended(source_files(source, NAMES))
     first = next((file.path for file in files if file.size), files[0].path)
     payload = find_payload(first, source, config)
     spooled = payload == "features" or is_gzip(first)
@@ -63,6 +66,23 @@ def partition(source: SourceConfig, config: BuildConfig) -> list[Partition]:
         )
         for file in files
     ]
+
+
+def drop_ended(files: list[FileStat]) -> list[FileStat]:
+    """The files without shards of our own that ended with an earlier version and only wait for their last readers."""
+    roots = {os.path.dirname(os.path.dirname(file.path)) for file in files}
+    ended = {os.path.join(root, entry.path) for root in roots for entry in _retired(os.path.join(root, MANIFEST))}
+    return [file for file in files if file.path not in ended]
+
+
+def _retired(manifest: str) -> Sequence[FileEntry]:
+    if not exists(manifest):
+        return ()
+    try:
+        with open_binary(manifest) as stream:
+            return parse_manifest(stream.read().decode(), place=manifest).retired
+    except (OSError, ValueError, ShardsmithError):
+        return ()  # the manifest of something else, or one that `verify` complains of
 
 
 def find_payload(path: str, source: SourceConfig, config: BuildConfig) -> str:
