@@ -126,7 +126,7 @@ def test_an_interrupted_append_goes_on(source, tmp_path, capsys):
     manifest = run_append(config)
     told = capsys.readouterr()
     assert f"going on with an unfinished build: {manifest.history[-1].new_shards} shards are written" in told.err
-    assert f"shards: {manifest.history[-1].new_shards} kept, 0 written now" in told.out
+    assert "processed now: 0 inputs, 0 written, 0 rejected, with 0 records taken over unread" in told.out
     add_pictures(source / "dog", "new1.png", "new2.png", "new3.png", "new4.png", "new5.png")
     assert_fresh_content(config, tmp_path)
 
@@ -195,7 +195,7 @@ def test_weekly_drops_whose_configs_name_only_what_is_new(source, tmp_path, caps
     assert run_build(weekly).version == 3
     assert run_append(weekly, keep_missing=True).version == 3
     told = capsys.readouterr().out
-    assert told.startswith(f"nothing to do: version 3 of {out} is complete, and its 65 inputs and settings are")
+    assert told.startswith(f"nothing to do: version 3 of {out} is complete (65 inputs), and what its sources list")
     assert "nothing to do: no input was added or changed; 3 are rejected: `python -m pipelines retry` tries" in told
 
 
