@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
+RESTART = 75  # EX_TEMPFAIL of sysexits.h: the same command, given again, goes on
 
 
 class ShardsmithError(Exception):
@@ -17,6 +18,12 @@ class UsageError(ShardsmithError):
     """The request itself is wrong (config, flag or path); found before any work starts."""
 
     exit_code = BAD_USAGE
+
+
+class RestartMe(ShardsmithError):
+    """The work was cut short by something that passes: a lost worker, a preemption. Nothing saved is lost."""
+
+    exit_code = RESTART
 
 
 def run(command: Callable[[], int]) -> int:

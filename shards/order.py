@@ -2,14 +2,16 @@
 
 Training, for one epoch:
 - shards are cut into *runs* of consecutive records, and a permutation keyed by (seed, epoch) lays all runs in one line;
-- the line is cut into equal *lanes*; a global batch takes the same number of records from each lane, and worker i of N
-  owns the lanes l with l mod N = i. So the global batch at a step is the same set of records for any number of workers,
-  and every worker has the same number of steps;
-- a lane is read in *windows*, and the records inside a window are permuted, keyed by (seed, epoch, record).
+- the line is read in *windows* of whole global batches. A window is cut into equal *lanes*, and each lane's records are
+  permuted, keyed by (seed, epoch, place in the line);
+- a global batch takes the same number of records from each lane, and worker i of N owns the lanes l with l mod N = i.
+  So the global batch at a step is the same set of records for any number of workers, and every worker has the same
+  number of steps.
 
-The records left over when the epoch's records do not fill a last global batch are not read in that epoch; which ones
-they are changes with every epoch. Evaluation reads each record once, in stored order, and pads the last batches with
-weight 0.
+Each epoch reads every record once. Records that do not fill a last global batch are spread over the lanes, and copies
+of them, with weight 0, fill the batch up: they are computed but do not count.
+
+Evaluation reads each record once, in stored order, and pads the last batches with weight 0.
 
 A record is named by its *ordinal*: its number in the split, counting through the shards in manifest order.
 """
@@ -62,13 +64,21 @@ class Order:
         return max(1, self.window // self.per_lane)
 
     def steps_per_epoch(self, records: int) -> int:
-        """Whole global batches in an epoch; refuses a split that does not fill even one."""
+        """Global batches in an epoch, the last perhaps filled up; refuses a split that does not fill even one."""
         if records < self.global_batch:
             raise UsageError(
                 f"{records} records do not fill one global batch of {self.global_batch}; "
                 "choose a smaller global batch or a larger split"
             )
-        return records // self.global_batch
+        return -(-records // self.global_batch)
+
+    def window_of(self, step: int, records: int) -> tuple[int, int]:
+        """The steps (begin, end) of the window that `step` is in; a last step that is not full is one of its own."""
+        full = records // self.global_batch
+        if step >= full:
+            return full, full + 1
+        begin = step // self.steps_per_window * self.steps_per_window
+        return begin, min(begin + self.steps_per_window, full)
 
     def check_workers(self, workers: int) -> None:
         """Refuses a number of workers that cannot own the same number of lanes each."""
@@ -115,6 +125,11 @@ class EpochLine:
     count: Ints
     start: Ints  # position of each run in the line
 
+    @property
+    def records(self) -> int:
+        """How long the line is."""
+        return int(self.count.sum())
+
     def ordinals(self, begin: int, end: int) -> Ints:
         """The ordinals at the positions from `begin` up to, not including, `end`."""
         low = int(np.searchsorted(self.start, begin, side="right")) - 1
@@ -140,31 +155,46 @@ def training_blocks(
 ) -> Iterator[Block]:
     """Yields one worker's blocks of an epoch from `start_step` on; each window of steps is one block."""
     order.check_workers(workers)
-    steps = order.steps_per_epoch(sum(shard_records))
+    step, steps = start_step, order.steps_per_epoch(sum(shard_records))
     line = lay_out_epoch(shard_records, order, epoch)
-    step = start_step
+    lanes = range(worker, order.lanes, workers)
     while step < steps:
-        begin = step // order.steps_per_window * order.steps_per_window
-        end = min(begin + order.steps_per_window, steps)
-        lanes = [_window(line, order, epoch, lane, steps, begin, end) for lane in range(worker, order.lanes, workers)]
-        # (lane, step, record) -> (step, lane, record): the batch of a step takes from each lane in turn.
-        by_step = np.stack(lanes).reshape(len(lanes), end - begin, order.per_lane).swapaxes(0, 1)
-        yield _block(by_step[step - begin :].ravel(), shard_records, longest=order.run)
+        begin, end = order.window_of(step, line.records)
+        batches, counts = _window(line, order, epoch, begin, end)
+        # [lane, step, record] -> [step, lane, record]: the batch of a step takes from each lane in turn.
+        mine = batches[lanes].swapaxes(0, 1)[step - begin :].ravel()
+        counted = counts[lanes].swapaxes(0, 1)[step - begin :].ravel()
+        yield _block(mine, shard_records, longest=order.run, counts=counted)
         step = end
 
 
-def _window(line: EpochLine, order: Order, epoch: int, lane: int, steps: int, begin: int, end: int) -> Ints:
-    lane_start = lane * steps * order.per_lane
-    ordinals = line.ordinals(lane_start + begin * order.per_lane, lane_start + end * order.per_lane)
-    return ordinals[np.argsort(mix(order.seed, epoch, 1, ordinals), kind="stable")]
+def _window(line: EpochLine, order: Order, epoch: int, begin: int, end: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The ordinals of the steps from `begin` up to `end` as [lane, step, record], and which of them count."""
+    shape = order.lanes, end - begin, order.per_lane
+    first, last = begin * order.global_batch, min(end * order.global_batch, line.records)
+    ordinals, places = line.ordinals(first, last), np.arange(first, last)
+    if (
+        len(ordinals) < order.global_batch
+    ):  # the last step of the epoch: dealt lane by lane, then once more from the start
+        shuffled = ordinals[np.argsort(_keys(order, epoch, places), kind="stable")]
+        slots = np.arange(order.global_batch).reshape(-1, order.lanes).T.reshape(shape)
+        return shuffled[slots % len(ordinals)], slots < len(ordinals)
+    keys = _keys(order, epoch, places).reshape(order.lanes, -1)
+    by_lane = np.take_along_axis(ordinals.reshape(order.lanes, -1), np.argsort(keys, axis=1, kind="stable"), axis=1)
+    return by_lane.reshape(shape), np.ones(shape, np.bool_)
+
+
+def _keys(order: Order, epoch: int, places: Ints) -> npt.NDArray[np.uint64]:
+    return mix(order.seed, epoch, 1, places)
 
 
 def global_batch(shard_records: Sequence[int], order: Order, *, step: int) -> Ints:
-    """The ordinals in the global batch of a step, counted from the start of training; in lane order."""
+    """The ordinals that count in the global batch of a step, counted from the start of training; in lane order."""
     steps = order.steps_per_epoch(sum(shard_records))
     epoch, start = divmod(step, steps)
     block = next(training_blocks(shard_records, order, epoch=epoch, worker=0, workers=1, start_step=start))
-    return block.ordinals[: order.global_batch]
+    counts = block.weights[: order.global_batch] > 0
+    return block.ordinals[: order.global_batch][counts]
 
 
 def evaluation_blocks(

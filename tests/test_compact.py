@@ -31,8 +31,8 @@ from shards.manifest import Manifest, read_manifest
 from shards.order import global_batch
 from shards.records import read_records
 from shards.verify import verify
-from trainer.dataset import Share, training_records
-from trainer.source import open_source
+from trainer.reading.dataset import Share, training_records
+from trainer.reading.source import open_source
 
 
 def run_compact(config: BuildConfig) -> Manifest:

@@ -13,10 +13,10 @@ from pictures import encoded, picture
 
 from shards.manifest import read_manifest
 from trainer.config import TrainConfig
-from trainer.dataset import Share, evaluation_dataset, evaluation_records, record_features
-from trainer.images import prepare
-from trainer.source import open_source
-from trainer.transform import Transform
+from trainer.reading.dataset import Share, evaluation_dataset, evaluation_records, record_features
+from trainer.reading.images import prepare
+from trainer.reading.source import open_source
+from trainer.reading.transform import Transform
 
 ROOT = Path(__file__).parent.parent
 

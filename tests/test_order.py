@@ -60,14 +60,21 @@ def worker_counts(case: Case) -> list[int]:
     return [workers for workers in (1, 2, 3, 4) if case.order.lanes % workers == 0]
 
 
+FILLER = -1
+
+
 def read(case: Case, *, worker: int = 0, workers: int = 1, start_step: int = 0) -> np.ndarray:
-    """What one worker reads in the epoch: [step, record]."""
+    """What one worker reads in the epoch: [step, record], with FILLER for what does not count."""
     blocks = training_blocks(
         case.shards, case.order, epoch=case.epoch, worker=worker, workers=workers, start_step=start_step
     )
-    found = [block.ordinals for block in blocks]
+    found = [np.where(block.weights > 0, block.ordinals, FILLER) for block in blocks]
     ordinals = np.concatenate(found) if found else np.zeros(0, np.int64)
     return ordinals.reshape(-1, case.order.global_batch // workers)
+
+
+def counted(ordinals: np.ndarray) -> list[int]:
+    return ordinals[ordinals != FILLER].tolist()
 
 
 def open_spans(block: Block, shards: Sequence[int]) -> Iterator[int]:
@@ -87,8 +94,8 @@ FROZEN = Order(seed=1, global_batch=4, lanes=2, run=2, window=4)
 
 def test_frozen_order() -> None:
     assert [read(Case(FROZEN_SHARDS, FROZEN, epoch)).tolist() for epoch in (0, 1)] == [
-        [[7, 8, 10, 9], [2, 3, 0, 1]],
-        [[7, 1, 9, 10], [0, 4, 5, 8]],
+        [[2, 7, 1, 0], [3, 8, 9, 10], [6, 5, 4, FILLER]],
+        [[4, 1, 9, 5], [0, 7, 10, 8], [2, 6, 3, FILLER]],
     ]
 
 
@@ -100,12 +107,32 @@ def test_frozen_hash() -> None:
 
 @thorough
 @given(cases())
-def test_an_epoch_reads_whole_batches_and_no_record_twice(case: Case) -> None:
-    ordinals = read(case).ravel()
-    assert len(ordinals) == case.steps * case.order.global_batch
-    assert len(np.unique(ordinals)) == len(ordinals)
-    assert ordinals.min() >= 0
-    assert ordinals.max() < case.records
+def test_an_epoch_reads_each_record_once_and_fills_only_its_last_batch(case: Case) -> None:
+    batches = read(case)
+    assert batches.shape == (-(-case.records // case.order.global_batch), case.order.global_batch)
+    assert sorted(counted(batches)) == list(range(case.records))
+    assert FILLER not in batches[:-1]
+
+
+@thorough
+@given(cases())
+def test_the_last_batch_is_shared_by_all_lanes_and_filled_with_copies_of_itself(case: Case) -> None:
+    [last] = list(
+        training_blocks(
+            case.shards,
+            case.order,
+            epoch=case.epoch,
+            worker=0,
+            workers=1,
+            start_step=case.records // case.order.global_batch,
+        )
+    ) or [None]
+    if last is None:
+        assert case.records % case.order.global_batch == 0
+        return
+    per_lane = last.weights.reshape(case.order.lanes, -1).sum(axis=1)
+    assert per_lane.max() - per_lane.min() <= 1
+    assert set(last.ordinals.tolist()) == set(last.ordinals[last.weights > 0].tolist())
 
 
 @thorough
@@ -133,7 +160,7 @@ def test_worker_i_of_n_owns_the_lanes_i_modulo_n(case: Case) -> None:
 def test_global_batch_counts_steps_through_epochs(case: Case, draw: st.DataObject) -> None:
     step = draw.draw(st.integers(0, case.steps - 1))
     found = global_batch(case.shards, case.order, step=case.epoch * case.steps + step)
-    assert found.tolist() == read(case)[step].tolist()
+    assert found.tolist() == counted(read(case)[step])
 
 
 @thorough
@@ -157,9 +184,8 @@ def test_spans_and_take_rebuild_the_ordinals(case: Case, draw: st.DataObject) ->
     ):
         records = np.array(list(open_spans(block, case.shards)))
         assert records[block.take].tolist() == block.ordinals.tolist()
-        assert sorted(block.take.tolist()) == list(range(len(records)))  # nothing is read in vain
+        assert set(block.take.tolist()) == set(range(len(records)))  # nothing is read in vain
         assert block.count.max() <= case.order.run
-        assert block.weights.tolist() == [1.0] * len(block.ordinals)
         assert block.weights.dtype == np.float32
 
 
@@ -169,7 +195,10 @@ def test_blocks_are_windows_of_whole_steps(case: Case) -> None:
     blocks = list(training_blocks(case.shards, case.order, epoch=case.epoch, worker=0, workers=1))
     steps = [len(block.ordinals) // case.order.global_batch for block in blocks]
     assert sum(steps) == case.steps
+    if case.records % case.order.global_batch:
+        assert steps.pop() == 1  # the batch that is not full stands alone
     assert steps[:-1] == [case.order.steps_per_window] * (len(steps) - 1)
+    assert steps[-1] <= case.order.steps_per_window
     # A window holds at most `window` records of a lane, or one step if that is more.
     assert case.order.steps_per_window * case.order.per_lane <= max(case.order.window, case.order.per_lane)
 
@@ -207,19 +236,11 @@ def test_epochs_seeds_and_windows_change_the_order() -> None:
     assert found["as it is"] == tuple(read(LARGE).ravel().tolist())
 
 
-def test_every_record_gets_its_turn_in_a_few_epochs() -> None:
-    # 1030 records, 25 steps of 40: 30 are left out of each epoch, and not always the same.
-    case = replace(LARGE, shards=(300, 230, 500))
-    left_out = [set(range(1030)) - set(read(replace(case, epoch=epoch)).ravel().tolist()) for epoch in range(8)]
-    assert [len(missing) for missing in left_out] == [30] * 8
-    assert set.intersection(*left_out) == set()
-
-
 MIXED = Case((4000,) * 5, Order(seed=0, global_batch=64, lanes=16, run=32, window=256), epoch=0)
 
 
 def test_a_batch_is_mixed_like_independent_draws() -> None:
-    batches = read(MIXED) / MIXED.records
+    batches = read(MIXED)[:-1] / MIXED.records  # without the last, which is not full
     # Two independent places in 0..1 lie 1/3 apart on average; the order inside a batch does not matter.
     distances = np.abs(batches[:, :, None] - batches[:, None, :])
     assert distances.sum() / (distances.size - batches.size) == pytest.approx(1 / 3, rel=0.02)
@@ -230,21 +251,22 @@ def test_a_batch_is_mixed_like_independent_draws() -> None:
 
 
 def test_neighbours_in_a_shard_are_not_neighbours_in_training() -> None:
-    distances = np.abs(np.diff(read(MIXED).ravel()))
+    distances = np.abs(np.diff(counted(read(MIXED))))
     # By chance 1 in 10,000 would be; here 1 in 160, because a lane's window holds 8 runs and not all 625.
     assert (distances == 1).mean() < 0.01
     assert distances.mean() > 0.85 * MIXED.records / 3
 
 
 def test_the_place_in_an_epoch_tells_nothing() -> None:
-    first, second = read(MIXED).ravel(), read(replace(MIXED, epoch=1)).ravel()
-    assert abs(np.corrcoef(np.arange(len(first)), first)[0, 1]) < 0.05
+    first, second = (np.array(counted(read(replace(MIXED, epoch=epoch)))) for epoch in (0, 1))
+    bound = 3 / np.sqrt(MIXED.records / MIXED.order.run)  # three standard errors: it is runs that are dealt by chance
+    assert abs(np.corrcoef(np.arange(len(first)), first)[0, 1]) < bound
     both = np.intersect1d(first, second)
     place = {
         name: {record: n for n, record in enumerate(order.tolist())} for name, order in (("a", first), ("b", second))
     }
     places = np.array([(place["a"][record], place["b"][record]) for record in both.tolist()])
-    assert abs(np.corrcoef(places.T)[0, 1]) < 0.05
+    assert abs(np.corrcoef(places.T)[0, 1]) < bound
 
 
 def test_hash_is_uniform() -> None:

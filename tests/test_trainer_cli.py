@@ -11,7 +11,7 @@ import yaml
 from trainer_data import make_config, random_pictures, write_dataset
 
 from trainer.__main__ import main
-from trainer.cluster import EXAMPLE, Cluster, read_cluster, tf_config
+from trainer.running.cluster import EXAMPLE, Cluster, read_cluster, tf_config
 
 FORBIDDEN = ("apache_beam", "tensorflow_transform", "pipelines")
 PICTURES = random_pictures(30)
@@ -48,7 +48,9 @@ def test_help_is_quick_and_clean(command: list[str]) -> None:
 
 def test_trainer_needs_neither_beam_nor_the_build() -> None:
     block = f"import sys; sys.modules.update(dict.fromkeys({FORBIDDEN}))"
-    program = f"{block}; import trainer.loop, trainer.export, trainer.predict, trainer.__main__"
+    program = (
+        f"{block}; import trainer.learning.loop, trainer.serving.export, trainer.serving.predict, trainer.__main__"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 

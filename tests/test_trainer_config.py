@@ -14,14 +14,14 @@ from trainer_data import make_config, random_pictures, write_dataset
 from shards.errors import ShardsmithError, UsageError
 from shards.order import global_batch
 from shards.settings import load_settings
-from trainer.cluster import Cluster
 from trainer.config import TrainConfig
-from trainer.dataset import Share, training_dataset
-from trainer.loop import make_schedule
-from trainer.model import build_model, build_optimizer
-from trainer.source import Source, check_training, find_geometry, open_source
-from trainer.state import Checkpoints, build_state, find_checkpoint
-from trainer.strategy import make_strategy, open_workplace
+from trainer.learning.model import build_model, build_optimizer
+from trainer.learning.schedule import make_schedule
+from trainer.learning.state import Checkpoints, build_state, find_checkpoint
+from trainer.reading.dataset import Share, training_dataset
+from trainer.reading.source import Source, check_training, find_geometry, open_source
+from trainer.running.cluster import Cluster
+from trainer.running.strategy import make_strategy, open_workplace
 
 STORED_8 = {"image": {"resize": {"mode": "exact", "size": 8, "width": None, "height": None}}}
 
@@ -118,7 +118,7 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "input.run": (4, 5, order),
     "input.shuffle_records": (12, 24, order),
     "input.prefetch": (1, 2, prefetched),
-    "model.name": ("small_cnn", "trainer.model:small_cnn", lambda config: config.model.name),
+    "model.name": ("small_cnn", "trainer.learning.model:small_cnn", lambda config: config.model.name),
     "model.image_size": (8, 16, model),
     "model.dropout": (0.1, 0.2, model),
     "model.arguments": ({"width": 2}, {"width": 3}, model),
@@ -171,8 +171,9 @@ def test_momentum_changes_sgd() -> None:
     assert optimizer(one)["momentum"] != optimizer(other)["momentum"]
 
 
-def test_epochs_are_whole_global_batches() -> None:
-    assert make_config("", steps=None, epochs=3).total_steps(records=20) == 3 * 3
+def test_epochs_are_whole_global_batches_the_last_one_filled_up() -> None:
+    assert make_config("", steps=None, epochs=3).total_steps(records=18) == 3 * 3
+    assert make_config("", steps=None, epochs=3).total_steps(records=19) == 3 * 4
 
 
 @pytest.mark.parametrize(
@@ -291,7 +292,10 @@ def test_a_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("name", "message"),
     [
         ("MobilNetV2", "'MobilNetV2' is not known; did you mean 'MobileNetV2'?"),
-        ("trainer.model:nothing", "cannot be imported: module 'trainer.model' has no attribute 'nothing'"),
+        (
+            "trainer.learning.model:nothing",
+            "cannot be imported: module 'trainer.learning.model' has no attribute 'nothing'",
+        ),
         ("no_such_module:build", "cannot be imported: No module named 'no_such_module'"),
         ("builtins:dict", r"must be a keras.Model that gives \[batch, 3\] logits"),
     ],

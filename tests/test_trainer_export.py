@@ -12,16 +12,16 @@ from PIL import Image
 from trainer_data import encode, make_config, random_pictures, write_dataset
 
 from shards.errors import ShardsmithError, UsageError
-from trainer.cluster import Cluster
 from trainer.config import TrainConfig
-from trainer.dataset import Share, evaluation_dataset, training_dataset
-from trainer.evaluate import Evaluator
-from trainer.export import export
-from trainer.loop import train
-from trainer.predict import load_served, plain, predict
-from trainer.source import open_source
-from trainer.state import build_state, restore
-from trainer.strategy import open_workplace
+from trainer.judging.evaluate import Evaluator
+from trainer.learning.loop import train
+from trainer.learning.state import build_state, restore
+from trainer.reading.dataset import Share, evaluation_dataset, training_dataset
+from trainer.reading.source import open_source
+from trainer.running.cluster import Cluster
+from trainer.running.strategy import open_workplace
+from trainer.serving.export import export
+from trainer.serving.predict import load_served, plain, predict
 
 PICTURES = random_pictures(30)
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 from PIL import Image
 from trainer_data import MEAN, STD, encode, write_transform
 
-from trainer.augment import prepare_training, record_seed
-from trainer.config import AugmentConfig
-from trainer.images import decode, fit, prepare
-from trainer.source import Geometry
-from trainer.transform import Transform
+from trainer.reading.augment import prepare_training, record_seed
+from trainer.reading.images import decode, fit, prepare
+from trainer.reading.settings import AugmentConfig
+from trainer.reading.source import Geometry
+from trainer.reading.transform import Transform
 
 NOISE = np.random.default_rng(3).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 SQUARE = Geometry(mode="exact", box=(8, 8), size=(8, 8))

@@ -18,16 +18,16 @@ from trainer_data import ROW_MEAN, ROW_STD, make_config, random_pictures, random
 from shards.errors import ShardsmithError, UsageError
 from shards.order import global_batch
 from trainer.__main__ import main
-from trainer.cluster import Cluster
 from trainer.config import TrainConfig
-from trainer.dataset import Share, evaluation_dataset, training_dataset
-from trainer.export import export
-from trainer.loop import Outcome, train
-from trainer.model import build_model
-from trainer.predict import Prediction, load_served, predict, predict_records
-from trainer.source import open_records, open_source
-from trainer.strategy import open_workplace
-from trainer.transform import Transform
+from trainer.learning.loop import Outcome, train
+from trainer.learning.model import build_model
+from trainer.reading.dataset import Share, evaluation_dataset, training_dataset
+from trainer.reading.source import open_records, open_source
+from trainer.reading.transform import Transform
+from trainer.running.cluster import Cluster
+from trainer.running.strategy import open_workplace
+from trainer.serving.export import export
+from trainer.serving.predict import Prediction, load_served, predict, predict_records
 
 KINDS = ("single", "multi", "regression")
 LABELS = {"single": ("no", "yes"), "multi": ("a", "b", "c"), "regression": (), "none": ()}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.results import LabelCount
-from trainer.task import MultiLabel, Regression, SingleLabel, find_task
+from trainer.judging.results import LabelCount
+from trainer.learning.task import MultiLabel, Regression, SingleLabel, find_task
 
 SINGLE, MULTI, REGRESSION = SingleLabel(("a", "b", "c")), MultiLabel(("a", "b", "c")), Regression(2)
 

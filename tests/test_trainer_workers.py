@@ -16,7 +16,7 @@ import yaml
 from trainer_data import make_config, random_pictures, random_rows, write_dataset
 
 from shards.errors import ShardsmithError
-from trainer.workers import free_ports, run_workers
+from trainer.running.workers import free_ports, run_workers
 
 pytestmark = pytest.mark.slow
 

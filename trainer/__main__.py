@@ -19,16 +19,17 @@ from shards import __version__
 from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
 from shards.files import write_atomically
 from shards.settings import load_settings, parse_assignments
-from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
+from trainer.judging.results import Evaluation
 from trainer.quiet import import_tensorflow
-from trainer.results import Evaluation
-from trainer.source import Rows, Source, check_training, open_records, open_source
-from trainer.workers import run_workers
+from trainer.reading.source import Rows, Source, check_training, open_records, open_source
+from trainer.running.cluster import Cluster, read_cluster
+from trainer.running.signals import hold, listen
+from trainer.running.workers import run_workers
 
 if TYPE_CHECKING:
-    from trainer.loop import Outcome
-    from trainer.predict import Prediction, Served
+    from trainer.learning.loop import Outcome
+    from trainer.serving.predict import Prediction, Served
 
 FIRST_RECORDS = 20  # of a dataset, shown when no file is asked for
 
@@ -127,11 +128,13 @@ def _train(arguments: argparse.Namespace) -> int:
         return run_workers(_forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
     _greet(config, source, cluster)
     started = time.monotonic()
+    hold()
     import_tensorflow()
-    from trainer.loop import train
-    from trainer.strategy import open_workplace
+    from trainer.learning.loop import train
+    from trainer.running.strategy import open_workplace
 
     workplace = open_workplace(config, cluster, threads=arguments.threads)
+    listen(workplace.leaving)
     outcome = train(config, source, workplace)
     _tell_outcome(config, outcome, seconds=time.monotonic() - started)
     print(f"next     {_other_command(arguments, 'export')}", flush=True)
@@ -171,8 +174,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.local_workers:
         return run_workers(_forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
     import_tensorflow()
-    from trainer.evaluate import evaluate_checkpoint
-    from trainer.strategy import open_workplace
+    from trainer.judging.evaluate import evaluate_checkpoint
+    from trainer.running.strategy import open_workplace
 
     workplace = open_workplace(config, cluster, threads=arguments.threads)
     found, result = evaluate_checkpoint(config, source, workplace, split=split, checkpoint=arguments.checkpoint)
@@ -203,9 +206,9 @@ def _export(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     source = open_source(config)
     import_tensorflow()
-    from trainer.export import export
-    from trainer.inputs import make_inputs
-    from trainer.task import make_task
+    from trainer.learning.task import make_task
+    from trainer.reading.inputs import make_inputs
+    from trainer.serving.export import export
 
     found, target = export(config, source, checkpoint=arguments.checkpoint)
     takes, gives = make_inputs(source.form).signature.name, ", ".join(make_task(source).served)
@@ -221,7 +224,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         raise UsageError("--split is the split of a dataset; give --dataset too, or leave it out")
     records = open_records(arguments.dataset, arguments.split) if arguments.dataset else None
     import_tensorflow()
-    from trainer.predict import load_served, predict, predict_records
+    from trainer.serving.predict import load_served, predict, predict_records
 
     served = load_served(arguments.model)
     failed: list[Prediction] = []

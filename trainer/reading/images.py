@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.source import Geometry
+from trainer.reading.source import Geometry
 
 Tensor = Any
 

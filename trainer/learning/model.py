@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from shards.errors import UsageError
-from trainer.config import ModelConfig, OptimizerConfig
+from trainer.learning.settings import ModelConfig, OptimizerConfig
 
 Model = Any
 Optimizer = Any

@@ -13,7 +13,7 @@ import tensorflow as tf
 from rich.progress import BarColumn, Progress, TextColumn
 
 from shards.files import write_atomically
-from trainer.results import Evaluation
+from trainer.judging.results import Evaluation
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"

@@ -15,9 +15,9 @@ from tensorflow.python.data.ops import dataset_ops
 
 from shards.order import LONGEST_SPAN, Block, evaluation_blocks, training_blocks
 from trainer.config import TrainConfig
-from trainer.inputs import make_inputs
-from trainer.source import Source, Split
-from trainer.task import make_task
+from trainer.learning.task import make_task
+from trainer.reading.inputs import make_inputs
+from trainer.reading.source import Source, Split
 
 Tensor = Any
 Dataset = Any

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
-from trainer.source import Source
-from trainer.state import State, build_state, find_checkpoint, restore
+from trainer.learning.state import State, build_state, find_checkpoint, restore
+from trainer.reading.source import Source
 
 EXPORT = "export"
 LABELS = "labels.txt"

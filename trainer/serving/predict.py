@@ -13,10 +13,10 @@ import tensorflow as tf
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shards.errors import ShardsmithError, UsageError
-from trainer.dataset import Share, evaluation_records
+from trainer.learning.task import Task, find_task
 from trainer.quiet import reason_of
-from trainer.source import Records, Rows
-from trainer.task import Task, find_task
+from trainer.reading.dataset import Share, evaluation_records
+from trainer.reading.source import Records, Rows
 
 SERVING = "serving_default"
 PICTURES, ROWS = "image_bytes", "features"  # what a served model of ours takes

@@ -7,24 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from shards.errors import UsageError
-from trainer.cluster import Cluster
 from trainer.config import StrategyName, TrainConfig
-from trainer.dataset import Share
-from trainer.source import check_replicas
+from trainer.reading.dataset import Share
+from trainer.reading.source import check_replicas
+from trainer.running.cluster import Cluster
 
 Dataset = Any
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where the computation happens: the strategy, this process's place in the cluster and its threads."""
+    """Where the computation happens: the strategy, this process's place in the cluster and its threads.
+
+    `leaving` is a variable that becomes 1 when this process is asked to end (`running.signals`): steps read it, so that
+    all workers learn of it in the same step and save together.
+    """
 
     strategy: Any
     cluster: Cluster
     threads: int
+    leaving: Any
 
     def distribute(self, make: Callable[[Share], Dataset], *, global_batch: int) -> Any:
         """An iterator over the distributed dataset that each worker makes for its own share."""
@@ -44,6 +51,22 @@ class Workplace:
     def wait_for_all(self) -> None:
         """Returns when every worker has come here; a chief that leaves earlier takes the others down with it."""
         self.sum_over_replicas(0)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """The texts of all workers, in the order of the workers."""
+        data = np.frombuffer(text.encode(), np.uint8)
+        lengths = self._share_out(np.array([len(data)], np.int64), 1)[:, 0]
+        rows = self._share_out(data, int(lengths.max()))
+        return [row[:length].astype(np.uint8).tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def _share_out(self, values: npt.NDArray[Any], width: int) -> npt.NDArray[np.int64]:
+        """[worker, width]: the values of each worker in its row; a sum over tables that hold only their own row."""
+        table = np.zeros((self.cluster.workers, width), np.int64)
+        table[self.cluster.index, : len(values)] = values
+        summed = self.strategy.reduce(
+            tf.distribute.ReduceOp.SUM, self.strategy.run(lambda: tf.constant(table)), axis=None
+        )
+        return summed.numpy() // (self.strategy.num_replicas_in_sync // self.cluster.workers)
 
     def sum_over_replicas(self, value: int) -> int:
         """The sum of the workers' values, each counted once per replica."""
@@ -75,7 +98,7 @@ def open_workplace(config: TrainConfig, cluster: Cluster, *, threads: int | None
         tf.config.experimental.enable_op_determinism()
     strategy = make_strategy(config.strategy, cluster)
     check_replicas(config, strategy.num_replicas_in_sync)
-    return Workplace(strategy=strategy, cluster=cluster, threads=share)
+    return Workplace(strategy=strategy, cluster=cluster, threads=share, leaving=tf.Variable(0.0, trainable=False))
 
 
 def make_strategy(name: StrategyName, cluster: Cluster) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import ShardsmithError
-from trainer.cluster import tf_config
+from trainer.running.cluster import tf_config
 
 LOGS = "logs"
 LAST_LINES = 15

@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from shards.errors import ShardsmithError, UsageError
 from shards.files import write_atomically
-from trainer.cluster import Cluster
 from trainer.config import TrainConfig
-from trainer.inputs import Inputs, make_inputs
-from trainer.model import build_model, build_optimizer
-from trainer.source import Source
-from trainer.task import Task, make_task
-from trainer.transform import Transform
+from trainer.learning.model import build_model, build_optimizer
+from trainer.learning.task import Task, make_task
+from trainer.reading.inputs import Inputs, make_inputs
+from trainer.reading.source import Source
+from trainer.reading.transform import Transform
+from trainer.running.cluster import Cluster
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"

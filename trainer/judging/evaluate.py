@@ -5,11 +5,11 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.dataset import evaluation_dataset, evaluation_steps
-from trainer.results import Evaluation
-from trainer.source import Source
-from trainer.state import State, build_state, find_checkpoint, restore
-from trainer.strategy import Workplace
+from trainer.judging.results import Evaluation
+from trainer.learning.state import State, build_state, find_checkpoint, restore
+from trainer.reading.dataset import evaluation_dataset, evaluation_steps
+from trainer.reading.source import Source
+from trainer.running.strategy import Workplace
 
 Tensor = Any
 

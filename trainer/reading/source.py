@@ -13,7 +13,8 @@ import numpy.typing as npt
 from shards.errors import ShardsmithError, UsageError
 from shards.manifest import FeatureEntry, LabelKind, Manifest, SplitEntry, read_manifest
 from shards.records import read_index
-from trainer.config import AugmentConfig, TrainConfig
+from trainer.config import TrainConfig
+from trainer.reading.settings import AugmentConfig
 
 TRANSFORM_FN = "transform_fn"
 LABEL_FEATURES = {"single": ("label", "int64"), "multi": ("label", "int64"), "regression": ("target", "float")}

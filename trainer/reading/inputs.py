@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from trainer.augment import prepare_training, record_seed
 from trainer.config import TrainConfig
-from trainer.images import prepare
-from trainer.source import Geometry, Rows
+from trainer.reading.augment import prepare_training, record_seed
+from trainer.reading.images import prepare
+from trainer.reading.source import Geometry, Rows
 
 Tensor = Any
 Record = dict[str, Tensor]

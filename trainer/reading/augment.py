@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import AugmentConfig
-from trainer.images import decode, fit
-from trainer.source import Geometry
+from trainer.reading.images import decode, fit
+from trainer.reading.settings import AugmentConfig
+from trainer.reading.source import Geometry
 
 Tensor = Any
 _CROP, _SHIFT, _FLIP = range(3)

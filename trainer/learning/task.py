@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.results import ClassCount, Classified, Evaluation, LabelCount, Labelled, Measured
-from trainer.source import Source
+from trainer.judging.results import ClassCount, Classified, Evaluation, LabelCount, Labelled, Measured
+from trainer.reading.source import Source
 
 Tensor = Any
 Answer = dict[str, Any]

@@ -1,0 +1,1 @@
+"""From weights and a split to a verdict."""

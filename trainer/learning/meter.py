@@ -1,0 +1,48 @@
+"""Averages losses and scores between reports, and measures the rate of training alone."""
+
+import time
+
+from trainer.config import TrainConfig
+from trainer.learning.state import State
+from trainer.learning.step import Stretch
+from trainer.reading.source import Source
+from trainer.running.report import TrainMetrics
+
+
+class Meter:
+    """Sums stretches up until they are read."""
+
+    def __init__(self, config: TrainConfig, source: Source, state: State) -> None:
+        """Begins with nothing."""
+        self._score_name, self._noun = state.task.score, state.inputs.noun
+        self._epoch = config.order.steps_per_epoch(source.split(config.splits.train).records)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._loss = self._score = self._examples = self._spent = 0.0
+        self.pause()
+
+    def pause(self) -> None:
+        """What happened since the last step was not training."""
+        self._since = time.monotonic()
+
+    def add(self, stretch: Stretch) -> None:
+        """Adds the sums of some steps."""
+        self._loss, self._score = self._loss + stretch.loss, self._score + stretch.score
+        self._examples += stretch.examples
+        self._spent += time.monotonic() - self._since
+        self.pause()
+
+    def read(self, step: int) -> TrainMetrics:
+        """The means since the last reading."""
+        metrics = TrainMetrics(
+            step=step,
+            epoch=step / self._epoch,
+            loss=self._loss / self._examples,
+            score_name=self._score_name,
+            score=self._score / self._examples,
+            noun=self._noun,
+            per_second=self._examples / self._spent,
+        )
+        self._reset()
+        return metrics

@@ -1,0 +1,1 @@
+"""From shards on disk to batches: what is read when, decoded, changed at random and normalised."""

@@ -1,0 +1,1 @@
+"""From weights to a model that others can ask, and asking it."""
