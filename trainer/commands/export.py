@@ -1,0 +1,32 @@
+"""`export`: writes a SavedModel from a checkpoint."""
+
+import argparse
+import shlex
+from typing import Any
+
+from shards.errors import DONE
+from trainer.commands.request import add_checkpoint_flag, config_command, load_config
+from trainer.quiet import import_tensorflow
+from trainer.reading.source import open_source
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the command."""
+    parser = config_command(commands, "export", run, "write a SavedModel that takes encoded pictures or rows")
+    add_checkpoint_flag(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exports, and says what the model takes and gives."""
+    config = load_config(arguments)
+    source = open_source(config)
+    import_tensorflow()
+    from trainer.learning.task import make_task
+    from trainer.reading.inputs import make_inputs
+    from trainer.serving.export import export
+
+    found, target = export(config, source, checkpoint=arguments.checkpoint)
+    takes, gives = make_inputs(source.form).signature.name, ", ".join(make_task(source).served)
+    print(f"exported {found}\nmade     {target} (takes {takes}, gives {gives})")
+    print(f"next     python -m trainer predict FILE... --model {shlex.quote(str(target))}")
+    return DONE

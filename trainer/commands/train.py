@@ -1,0 +1,78 @@
+"""`train`: begins a run, or goes on with it."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shards.errors import DONE
+from trainer.commands.request import (
+    add_worker_flags,
+    config_command,
+    find_cluster,
+    forwarded,
+    load_config,
+    other_command,
+)
+from trainer.config import TrainConfig
+from trainer.quiet import import_tensorflow
+from trainer.reading.source import Rows, Source, check_training, open_source
+from trainer.running.cluster import Cluster
+from trainer.running.signals import hold, listen
+from trainer.running.workers import run_workers
+
+if TYPE_CHECKING:
+    from trainer.learning.loop import Outcome
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the command."""
+    parser = config_command(commands, "train", run, "train, or resume, the run that CONFIG describes")
+    add_worker_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains to the end of the run."""
+    config, cluster = load_config(arguments), find_cluster(arguments)
+    source = open_source(config)
+    check_training(config, source, workers=cluster.workers)
+    if arguments.local_workers:
+        return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
+    _greet(config, source, cluster)
+    started = time.monotonic()
+    hold()
+    import_tensorflow()
+    from trainer.learning.loop import train
+    from trainer.running.strategy import open_workplace
+
+    workplace = open_workplace(config, cluster, threads=arguments.threads)
+    listen(workplace.leaving)
+    outcome = train(config, source, workplace)
+    _tell_outcome(config, outcome, seconds=time.monotonic() - started)
+    print(f"next     {other_command(arguments, 'export')}", flush=True)
+    workplace.wait_for_all()
+    return DONE
+
+
+def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:
+    split, name = source.split(config.splits.train), config.model.name_for(rows=isinstance(source.form, Rows))
+    print(
+        f"training {name} on {split.records:,} {source.form} {source.goal}, "
+        f"{config.total_steps(split.records):,} steps of {config.global_batch}"
+        + (f", worker {cluster.index} of {cluster.workers}" if cluster.workers > 1 else ""),
+        flush=True,
+    )
+
+
+def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) -> None:
+    if outcome.first_step == outcome.last_step:
+        print(
+            f"finished already, at step {outcome.last_step}; to train further set more epochs, or choose another output"
+        )
+    else:
+        print(f"trained  steps {outcome.first_step + 1} to {outcome.last_step} in {seconds:.0f} s, start-up included")
+    if outcome.evaluation:
+        name, value = next(iter(outcome.evaluation.metrics.items()))
+        print(f"{name:<8} {value:.4f} on {outcome.evaluation.split}")
+    print(f"weights  sha256 {outcome.weights}")
+    print(f"made     {outcome.checkpoint}, and metrics.jsonl and tensorboard/ in {config.output}")
