@@ -6,12 +6,14 @@ floats and ints are packed. tests/test_example.py holds it against tf.train.Exam
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from mmap import mmap
 from numbers import Integral
 from operator import index
 
 Value = bytes | Sequence[bytes] | Sequence[int] | Sequence[float]
 Values = list[bytes] | list[int] | list[float]
+Buffer = bytes | mmap
 # Protobuf's wire types, and the tags (field number, wire type) that occur in an Example.
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIRST, _SECOND, _THIRD = (number << 3 | _DELIMITED for number in (1, 2, 3))
@@ -69,12 +71,18 @@ def decode_example(data: bytes) -> dict[str, Values]:
     What is accepted means the same to TensorFlow. Refused beside garbage: groups, which protobuf abandoned, and
     features in several pieces or with strange ones, which it would merge or drop.
     """
+    return decode_features(data, 0, len(data))
+
+
+def decode_features(data: Buffer, start: int, end: int, names: Collection[str] | None = None) -> dict[str, Values]:
+    """The features of the Example at start..end; those not called for by `names` are stepped over, not looked at."""
     example: dict[str, Values] = {}
     try:
-        for features in _first(data, 0, len(data)):
+        for features in _first(data, start, end):
             for entry in _first(data, *features):
-                name, values = read_entry(data, *entry)
-                example[name] = values
+                name, feature = _split_entry(data, *entry)
+                if names is None or name in names:
+                    example[name] = _read_feature(data, name, *feature)
     except (IndexError, struct.error, ValueError) as error:
         raise ValueError(f"not a tf.train.Example: {error}") from error
     return example
@@ -82,20 +90,29 @@ def decode_example(data: bytes) -> dict[str, Values]:
 
 def read_entry(data: bytes, start: int, end: int) -> tuple[str, Values]:
     """The name and the values of the feature at start..end; raises ValueError, IndexError or struct.error."""
+    name, feature = _split_entry(data, start, end)
+    return name, _read_feature(data, name, *feature)
+
+
+def _split_entry(data: Buffer, start: int, end: int) -> tuple[str, tuple[int, int]]:
+    """The name of the feature at start..end, and where what it holds lies."""
     fields = _fields(data, start, end)
     parts = {tag: (first, last) for tag, first, last in fields}
     if len(parts) != len(fields) or not parts.keys() <= {_FIRST, _SECOND}:
         raise ValueError("an entry is not a name and a feature")
     first, last = parts.get(_FIRST, (0, 0))
-    name = data[first:last].decode()
+    return data[first:last].decode(), parts.get(_SECOND, (0, 0))
+
+
+def _read_feature(data: Buffer, name: str, start: int, end: int) -> Values:
     kinds = _BYTES_LIST, _FLOAT_LIST, _INT64_LIST
-    lists = [field for field in _fields(data, *parts.get(_SECOND, (0, 0))) if field[0] in kinds]
+    lists = [field for field in _fields(data, start, end) if field[0] in kinds]
     if len(lists) > 1:
         raise ValueError(f"feature {name!r} has several lists")
-    return name, _values(data, *lists[0]) if lists else []
+    return _values(data, *lists[0]) if lists else []
 
 
-def _values(data: bytes, kind: int, start: int, end: int) -> Values:
+def _values(data: Buffer, kind: int, start: int, end: int) -> Values:
     if kind == _BYTES_LIST:
         return [data[a:b] for a, b in _first(data, start, end)]
     if kind == _FLOAT_LIST:
@@ -105,7 +122,7 @@ def _values(data: bytes, kind: int, start: int, end: int) -> Values:
     return [value for a, b in extents for value in _int64s(data, a, b)]
 
 
-def _int64s(data: bytes, position: int, end: int) -> Iterator[int]:
+def _int64s(data: Buffer, position: int, end: int) -> Iterator[int]:
     while position < end:
         value, position = read_varint(data, position, longest=10)
         yield value - (value >> 63 << 64)  # the upper half of the 64-bit patterns are the negative numbers
@@ -113,12 +130,12 @@ def _int64s(data: bytes, position: int, end: int) -> Iterator[int]:
         raise ValueError("a number is longer than its list")
 
 
-def _first(data: bytes, start: int, end: int) -> list[tuple[int, int]]:
+def _first(data: Buffer, start: int, end: int) -> list[tuple[int, int]]:
     """The extents of a message's fields of number 1 that are length-delimited."""
     return [(a, b) for tag, a, b in _fields(data, start, end) if tag == _FIRST]
 
 
-def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
+def _fields(data: Buffer, position: int, end: int) -> list[tuple[int, int, int]]:
     """The (tag, start, end) of every field in a message that lies at position..end of the data.
 
     This is where verifying a dataset spends its time: positions instead of slices, and no calls for short numbers.
@@ -143,7 +160,7 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
     return fields
 
 
-def _scalar_end(data: bytes, position: int, wire: int) -> int:
+def _scalar_end(data: Buffer, position: int, wire: int) -> int:
     if wire == _VARINT:
         return read_varint(data, position, longest=10)[1]
     if wire in (_FIXED32, _FIXED64):
@@ -151,7 +168,7 @@ def _scalar_end(data: bytes, position: int, wire: int) -> int:
     raise ValueError(f"unknown wire type {wire}")
 
 
-def read_varint(data: bytes, position: int, *, longest: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int, *, longest: int) -> tuple[int, int]:
     """The number at a position and the position behind it; raises ValueError or IndexError if there is none."""
     value = 0
     for shift in range(0, 7 * longest, 7):

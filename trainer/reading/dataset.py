@@ -13,10 +13,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
-from shards.order import LONGEST_SPAN, Block, evaluation_blocks, training_blocks
+from shards.order import LONGEST_SPAN, Block, evaluation_blocks
 from trainer.config import TrainConfig
 from trainer.learning.task import make_task
 from trainer.reading.inputs import make_inputs
+from trainer.reading.plan import training_plan
 from trainer.reading.source import Source, Split
 
 Tensor = Any
@@ -85,18 +86,7 @@ def training_records(config: TrainConfig, source: Source, share: Share, *, start
     split = source.split(config.splits.train)
 
     def plan() -> Iterator[tuple[int, Block]]:
-        epoch, first = divmod(start_step, config.order.steps_per_epoch(split.records))
-        while True:
-            for block in training_blocks(
-                split.shard_records,
-                config.order,
-                epoch=epoch,
-                worker=share.worker,
-                workers=share.workers,
-                start_step=first,
-            ):
-                yield epoch, block
-            epoch, first = epoch + 1, 0
+        return training_plan(config, split, worker=share.worker, workers=share.workers, start_step=start_step)
 
     return _records(plan, split, share, features=record_features(source), longest=config.input.run)
 
