@@ -14,6 +14,7 @@ from trainer_data import make_config, random_pictures, write_dataset
 from shards.errors import RestartMe, ShardsmithError, UsageError
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
+from trainer.judging.tally import SingleTally
 from trainer.learning.loop import Outcome, train
 from trainer.learning.schedule import Schedule
 from trainer.learning.state import build_state, find_checkpoint, restore
@@ -184,7 +185,7 @@ def test_evaluation_repeats_itself(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_summary_of_counts() -> None:
-    result = SingleLabel(("a", "b")).summarise(np.array([4.0, 6.0, 1.0, 5.0, 7.5]), split="test", step=3)
+    result = SingleTally(SingleLabel(("a", "b"))).summarise(np.array([4.0, 6.0, 1.0, 5.0, 7.5]), split="test", step=3)
     assert (result.examples, result.correct, result.loss, result.accuracy) == (10, 6, 0.75, 0.6)
     assert result.as_dict()["classes"][1] == {"label": "b", "examples": 6, "correct": 5}
 

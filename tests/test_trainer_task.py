@@ -1,11 +1,12 @@
-"""Each kind of label: losses and counts that can be worked out by hand, and what a served model answers."""
+"""Each kind of label: losses and counts that can be worked out by hand."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from trainer.judging.results import LabelCount
-from trainer.learning.task import MultiLabel, Regression, SingleLabel, find_task
+from trainer.judging.tally import make_tally
+from trainer.learning.task import MultiLabel, Regression, SingleLabel
 
 SINGLE, MULTI, REGRESSION = SingleLabel(("a", "b", "c")), MultiLabel(("a", "b", "c")), Regression(2)
 
@@ -13,7 +14,9 @@ SINGLE, MULTI, REGRESSION = SingleLabel(("a", "b", "c")), MultiLabel(("a", "b", 
 def test_single_counts_each_example_in_its_class() -> None:
     outputs = tf.constant([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
     targets, weights = tf.constant([0, 2, 2, 1], tf.int64), tf.constant([1.0, 1.0, 1.0, 0.0])
-    result = SINGLE.summarise(SINGLE.sums(outputs, targets, weights).numpy(), split="test", step=7)
+    result = make_tally(SINGLE).summarise(
+        make_tally(SINGLE).sums(outputs, targets, weights).numpy(), split="test", step=7
+    )
     assert [(each.examples, each.correct) for each in result.classes] == [(1, 1), (0, 0), (2, 1)]
     losses = [np.log(np.exp(row).sum()) - row[label] for row, label in zip(outputs.numpy(), [0, 2, 2], strict=False)]
     assert result.loss == pytest.approx(np.mean(losses), rel=1e-6)
@@ -30,7 +33,9 @@ def test_multi_targets_are_many_hot() -> None:
 def test_multi_counts_decisions() -> None:
     outputs = tf.constant([[1.0, -1.0, 2.0], [-1.0, 1.0, -3.0], [5.0, 5.0, 5.0]])
     targets = tf.constant([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    result = MULTI.summarise(MULTI.sums(outputs, targets, tf.constant([1.0, 1.0, 0.0])).numpy(), split="test", step=7)
+    result = make_tally(MULTI).summarise(
+        make_tally(MULTI).sums(outputs, targets, tf.constant([1.0, 1.0, 0.0])).numpy(), split="test", step=7
+    )
     assert result.labels == (LabelCount("a", 2, 1, 1), LabelCount("b", 1, 1, 1), LabelCount("c", 1, 1, 1))
     assert (result.examples, result.exact) == (2, 1)
     assert result.metrics == {"f1": 6 / 7, "precision": 1.0, "recall": 0.75, "exact_match": 0.5}
@@ -48,7 +53,9 @@ def test_labels_that_never_occur_count_as_zero() -> None:
 def test_regression_measures_errors() -> None:
     outputs, targets = tf.constant([[1.0, 2.0], [0.0, 0.0], [9.0, 9.0]]), tf.constant([[2.0, 2.0], [0.0, 4.0], [0, 0]])
     weights = tf.constant([1.0, 1.0, 0.0])
-    result = REGRESSION.summarise(REGRESSION.sums(outputs, targets, weights).numpy(), split="test", step=7)
+    result = make_tally(REGRESSION).summarise(
+        make_tally(REGRESSION).sums(outputs, targets, weights).numpy(), split="test", step=7
+    )
     assert (result.examples, result.errors, result.loss) == (2, (0.5, 2.0), (0.5 + 8) / 2)
     assert (result.metrics, result.counted) == ({"mae": 1.25}, "2 examples")
     assert result.table() == [["target", "mae"], ["0", "0.5000"], ["1", "2.0000"]]
@@ -56,33 +63,7 @@ def test_regression_measures_errors() -> None:
 
 
 @pytest.mark.parametrize("task", [SINGLE, MULTI, REGRESSION])
-def test_widths_and_served_names_are_told_rightly(task: SingleLabel | MultiLabel | Regression) -> None:
+def test_widths_are_told_rightly(task: SingleLabel | MultiLabel | Regression) -> None:
     outputs = tf.ones([4, task.outputs])
     targets = tf.zeros([4], tf.int64) if task is SINGLE else tf.zeros([4, task.outputs])
-    assert task.sums(outputs, targets, tf.ones([4])).shape == (task.width,)
-    served = task.serve(outputs)
-    assert tuple(served) == task.served
-    assert all(value.shape[0] == 4 for value in served.values())
-    assert find_task(served) is type(task)
-
-
-def test_unknown_outputs_have_no_task() -> None:
-    assert find_task({"logits"}) is None
-
-
-def first(served: dict[str, tf.Tensor]) -> dict[str, object]:
-    return {name: value.numpy()[0] for name, value in served.items()}
-
-
-def test_answers() -> None:
-    answer = SINGLE.answer(first(SINGLE.serve(tf.constant([[0.0, 3.0, 0.0]]))))
-    assert answer["label"] == "b"
-    assert answer["probability"] == answer["probabilities"]["b"] == pytest.approx(np.exp(3) / (np.exp(3) + 2), abs=1e-6)
-    assert SINGLE.summary(answer) == {"class": "b", "probability": "0.9094"}
-    answer = MULTI.answer(first(MULTI.serve(tf.constant([[1.0, -1.0, 2.0]]))))
-    assert answer == {"labels": ["a", "c"], "probabilities": {"a": 0.731059, "b": 0.268941, "c": 0.880797}}
-    assert MULTI.summary(answer) == {"labels": "a 0.7311, c 0.8808"}
-    assert MULTI.summary({"labels": [], "probabilities": {"a": 0.1}}) == {"labels": "-"}
-    answer = REGRESSION.answer(first(REGRESSION.serve(tf.constant([[0.1, -2.0]]))))
-    assert answer == {"prediction": [0.1, -2.0]}
-    assert REGRESSION.summary(answer) == {"prediction": "0.1, -2"}
+    assert make_tally(task).sums(outputs, targets, tf.ones([4])).shape == (make_tally(task).width,)

@@ -23,10 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     import_tensorflow()
     from trainer.learning.task import make_task
     from trainer.reading.inputs import make_inputs
+    from trainer.serving.answers import make_answers
     from trainer.serving.export import export
 
     found, target = export(config, source, checkpoint=arguments.checkpoint)
-    takes, gives = make_inputs(source.form).signature.name, ", ".join(make_task(source).served)
+    takes, gives = make_inputs(source.form).signature.name, ", ".join(make_answers(make_task(source)).served)
     print(f"exported {found}\nmade     {target} (takes {takes}, gives {gives})")
     print(f"next     python -m trainer predict FILE... --model {shlex.quote(str(target))}")
     return DONE

@@ -80,7 +80,7 @@ def _write_jsonl(path: Path, predictions: "Iterable[Prediction]") -> int:
 
 
 def _tell_predictions(served: "Served", predictions: "Iterable[Prediction]") -> None:
-    answered = [(each.about, served.task.summary(each.answer)) for each in predictions if each.answer]
+    answered = [(each.about, served.answers.summary(each.answer)) for each in predictions if each.answer]
     rows = [{name: str(value) for name, value in (about | summary).items()} for about, summary in answered]
     if rows:
         print_table(list(rows[0]), *(list(row.values()) for row in rows))

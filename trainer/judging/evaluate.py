@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.judging.results import Evaluation
+from trainer.judging.tally import make_tally
 from trainer.learning.state import State, build_state, find_checkpoint, restore
 from trainer.reading.dataset import evaluation_dataset, evaluation_steps
 from trainer.reading.source import Source
@@ -20,6 +21,7 @@ class Evaluator:
     def __init__(self, config: TrainConfig, source: Source, workplace: Workplace, *, state: State, split: str) -> None:
         """Prepares the input; reading starts with the first `evaluate`."""
         self._strategy, self._state, self._split = workplace.strategy, state, split
+        self._tally = make_tally(state.task)
         self._steps = evaluation_steps(config, source.split(split))
         self._iterator = workplace.distribute(
             lambda share: evaluation_dataset(config, source, share, split=split), global_batch=config.global_batch
@@ -28,11 +30,11 @@ class Evaluator:
     def evaluate(self, step: int) -> Evaluation:
         """One pass over the split with the weights as they are after `step`."""
         sums = self._one_pass(tf.constant(self._steps)).numpy()
-        return self._state.task.summarise(sums, split=self._split, step=step)
+        return self._tally.summarise(sums, split=self._split, step=step)
 
     @tf.function
     def _one_pass(self, steps: Tensor) -> Tensor:
-        sums = tf.zeros([self._state.task.width], tf.float64)
+        sums = tf.zeros([self._tally.width], tf.float64)
         for _ in tf.range(steps):
             counted = self._strategy.run(self._count, args=(next(self._iterator),))
             sums += self._strategy.reduce(tf.distribute.ReduceOp.SUM, counted, axis=None)
@@ -40,8 +42,8 @@ class Evaluator:
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert, and rewriting the network's code takes long
     def _count(self, batch: dict[str, Tensor]) -> Tensor:
-        task = self._state.task
-        return task.sums(self._state.outputs(batch, training=False), batch[task.feature], batch["weight"])
+        outputs = self._state.outputs(batch, training=False)
+        return self._tally.sums(outputs, batch[self._state.task.feature], batch["weight"])
 
 
 def evaluate_checkpoint(

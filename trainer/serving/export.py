@@ -11,6 +11,7 @@ from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
 from trainer.learning.state import State, build_state, find_checkpoint, restore
 from trainer.reading.source import Source
+from trainer.serving.answers import make_answers
 
 EXPORT = "export"
 LABELS = "labels.txt"
@@ -24,7 +25,7 @@ class ServedModel(tf.Module):
         """Everything that the graph needs is an attribute, so that it is saved with it."""
         super().__init__(name="served_model")
         self.model, self.transform = state.model, state.transform
-        self._inputs, self._task = state.inputs, state.task
+        self._inputs, self._answers = state.inputs, make_answers(state.task)
         if labels_file:
             self.labels_file = tf.saved_model.Asset(str(labels_file))
         signature = [state.inputs.signature]
@@ -37,7 +38,7 @@ class ServedModel(tf.Module):
 
     def _serve(self, batch: Tensor) -> dict[str, Tensor]:
         """What the task answers about each picture or row."""
-        return self._task.serve(self.model(self.transform(self.preprocess(batch)), training=False))
+        return self._answers.serve(self.model(self.transform(self.preprocess(batch)), training=False))
 
 
 def export(config: TrainConfig, source: Source, *, checkpoint: str | None) -> tuple[str, Path]:

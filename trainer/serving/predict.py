@@ -13,10 +13,10 @@ import tensorflow as tf
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shards.errors import ShardsmithError, UsageError
-from trainer.learning.task import Task, find_task
 from trainer.quiet import reason_of
 from trainer.reading.dataset import Share, evaluation_records
 from trainer.reading.source import Records, Rows
+from trainer.serving.answers import Answers, find_answers
 
 SERVING = "serving_default"
 PICTURES, ROWS = "image_bytes", "features"  # what a served model of ours takes
@@ -47,10 +47,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Served:
-    """An exported model: its serving function, the task it answers, and the one input that it takes."""
+    """An exported model: its serving function, the kind of its answers, and the one input that it takes."""
 
     function: Any
-    task: type[Task]
+    answers: type[Answers]
     takes: str
     length: int  # of a row
 
@@ -70,12 +70,12 @@ def load_served(directory: str) -> Served:
     loaded = tf.saved_model.load(directory)
     function = loaded.signatures.get(SERVING)
     specs = function.structured_input_signature[1] if function else {}
-    task = find_task(function.structured_outputs) if function else None
-    if task is None or len(specs) != 1 or not specs.keys() <= AT_ONCE.keys():
+    answers = find_answers(function.structured_outputs) if function else None
+    if answers is None or len(specs) != 1 or not specs.keys() <= AT_ONCE.keys():
         raise UsageError(f"the model at {directory} is not one that `python -m trainer export` writes")
     function.owner = loaded  # the function holds its variables weakly
     [(takes, spec)] = specs.items()
-    return Served(function, task, takes, length=spec.shape[1] if takes == ROWS else 0)
+    return Served(function, answers, takes, length=spec.shape[1] if takes == ROWS else 0)
 
 
 def predict(served: Served, files: Sequence[str]) -> Iterator[Prediction]:
@@ -115,7 +115,7 @@ def _ask(served: Served, questions: Sequence[Question]) -> list[Prediction]:
             return [answer for each in questions for answer in _ask(served, [each])]
         return [Prediction(questions[0].about, error=f"cannot be decoded: {reason_of(error.message)}")]
     rows = ({name: values[row] for name, values in answer.items()} for row in range(len(questions)))
-    return [Prediction(each.about, served.task.answer(row)) for each, row in zip(questions, rows, strict=True)]
+    return [Prediction(each.about, served.answers.answer(row)) for each, row in zip(questions, rows, strict=True)]
 
 
 def _stack(questions: Iterable[Question]) -> Any:
