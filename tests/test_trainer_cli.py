@@ -35,7 +35,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> s
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["export"], ["predict"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["export"], ["predict"], ["order"]])
 def test_help_is_quick_and_clean(command: list[str]) -> None:
     block = "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'keras', *sys.argv.pop().split()]))"
     program = f"{block}; from trainer.__main__ import main; main(sys.argv[1:])"

@@ -9,13 +9,14 @@ from typing import NoReturn
 
 from shards import __version__
 from shards.errors import run
-from trainer.commands import evaluate, export, predict, train
+from trainer.commands import evaluate, export, order, predict, train
 
 COMMANDS = (
     train,
     evaluate,
     export,
     predict,
+    order,
 )
 
 

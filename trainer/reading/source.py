@@ -88,6 +88,10 @@ class Split:
         rows = self._rows(shard)[first : first + count]
         return int(rows[0, 0]), int(rows[:, 1].sum())
 
+    def offsets(self, shard: int, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where each of some records of a shard begins in its file."""
+        return self._rows(shard)[records, 0]
+
 
 @dataclass(frozen=True)
 class Source:
