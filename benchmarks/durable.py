@@ -29,7 +29,7 @@ from benchmarks.durable_verify import measure_verify, write_dataset
 from benchmarks.measure import ROOT, Run, measure
 from benchmarks.preprocess import CLASSES, find_jpegs
 from benchmarks.report import Benchmark, Row
-from pipelines.layout import BuildFolder, load_plan, load_receipts
+from pipelines.workspace.layout import BuildFolder, load_plan, load_receipts
 from shards.errors import ShardsmithError, UsageError
 
 ORIGINALS = 200  # held in memory while pictures are made from them

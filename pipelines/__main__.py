@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipelines.analyst import start_analyst
+from pipelines.analysis.analyst import start_analyst
 from pipelines.config import BuildConfig
 from shards import __version__
 from shards.errors import DONE, ShardsmithError, run
@@ -167,10 +167,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _confirm(config: BuildConfig, rest: Sequence[str]) -> None:
     """A finished dataset needs neither Beam nor TensorFlow, which would take longer than all the rest."""
-    from pipelines.confirm import confirm_finished
+    from pipelines.versions.confirm import confirm_finished
 
     if rest:  # of Beam's options, those for object stores matter to sources
-        from pipelines.objects import use_options
+        from pipelines.inputs.objects import use_options
 
         use_options(_beam_options(rest, "build"))
     confirm_finished(config)
@@ -198,7 +198,7 @@ def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig
 
 
 def _hold(config: BuildConfig, command: str) -> AbstractContextManager[None]:
-    from pipelines.lock import hold
+    from pipelines.workspace.lock import hold
 
     return hold(Path(config.output), command)
 

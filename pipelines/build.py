@@ -10,25 +10,25 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.analyst import Analyst
-from pipelines.commit import FIRST, Origin, commit
+from pipelines.analysis.analyst import Analyst
 from pipelines.config import BuildConfig
-from pipelines.confirm import confirm
-from pipelines.donor import Donor
-from pipelines.layout import BuildFolder, load_plan, load_receipt, load_receipts, sweep_unplanned
-from pipelines.leak_check import leaks_in_words
-from pipelines.lock import announce, exclusive
-from pipelines.objects import use_options
-from pipelines.plan import Past, Plan
-from pipelines.progress import show_progress
+from pipelines.dedupe.sides import read_found
+from pipelines.finish.commit import FIRST, Origin, commit
+from pipelines.finish.leak_check import leaks_in_words
+from pipelines.inputs.objects import use_options
+from pipelines.inputs.spool import drop_stale
+from pipelines.inputs.storage import is_folder, is_remote
+from pipelines.planning.plan import Past, Plan
 from pipelines.recipe import Recipe, compare
 from pipelines.runner import is_local, run_build, run_plan
-from pipelines.scan import save_scan
-from pipelines.sides import read_found
 from pipelines.sources import check_sources, partition_sources, resolve, stamp
 from pipelines.sources.folders import root_of
-from pipelines.spool import drop_stale
-from pipelines.storage import is_folder, is_remote
+from pipelines.versions.confirm import confirm
+from pipelines.versions.scan import save_scan
+from pipelines.workspace.layout import BuildFolder, load_plan, load_receipt, load_receipts, sweep_unplanned
+from pipelines.workspace.lock import announce, exclusive
+from pipelines.workspace.progress import show_progress
+from pipelines.writing.donor import Donor
 from shards.errors import ShardsmithError, UsageError
 from shards.manifest import Manifest
 from shards.quiet import captured_stderr

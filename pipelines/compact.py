@@ -12,19 +12,19 @@ from pathlib import Path
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines.analyst import Analysis
+from pipelines.analysis.analyst import Analysis
 from pipelines.build import find_begun, print_end, print_summary
-from pipelines.carry import Carrier
-from pipelines.commit import Origin, analyzed_splits, commit, next_indices
 from pipelines.config import BuildConfig
-from pipelines.donor import Donor
-from pipelines.layout import BuildFolder, link_file, load_receipts, sweep_unplanned
-from pipelines.lock import announce, exclusive
-from pipelines.plan import Past, Plan
-from pipelines.progress import show_progress
+from pipelines.finish.commit import Origin, analyzed_splits, commit, next_indices
+from pipelines.planning.plan import Past, Plan
 from pipelines.recipe import Recipe, check_recipe
 from pipelines.runner import run_compact
 from pipelines.update import adopt, check_complete, discard_empty, publish
+from pipelines.versions.carry import Carrier
+from pipelines.workspace.layout import BuildFolder, link_file, load_receipts, sweep_unplanned
+from pipelines.workspace.lock import announce, exclusive
+from pipelines.workspace.progress import show_progress
+from pipelines.writing.donor import Donor
 from shards.errors import ShardsmithError, UsageError
 from shards.manifest import Manifest, read_manifest
 from shards.quiet import captured_stderr

@@ -251,7 +251,7 @@ class ShardsConfig(Settings):
 class DedupeConfig(Settings):
     """Which inputs count as duplicates, and what becomes of them.
 
-    `exact` finds the same bytes; `near` also pictures whose perceptual hashes of 256 bits (`pipelines.perceptual`)
+    `exact` finds the same bytes; `near` also pictures whose perceptual hashes of 256 bits (`pictures.perceptual`)
     differ in at most `distance` of them. `keep_first` keeps the first of those that are alike; `drop_conflicts` does
     too, but leaves all of them out if their labels or targets differ; `report` keeps all, on one side of the splits.
     """

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import apache_beam as beam
 
-import pipelines.coders  # noqa: F401  (registers how refs travel)
+import pipelines.inputs.coders  # noqa: F401  (registers how refs travel)
 from pipelines.config import BuildConfig
-from pipelines.decoders import DecoderPool
-from pipelines.donor import Donor, rewrite_shard
-from pipelines.layout import BuildFolder, save_plan
-from pipelines.listing import Listing
-from pipelines.lock import UNANNOUNCED, Run
-from pipelines.overlaps import mark_overlaps, place_of
-from pipelines.plan import Past, Plan, make_plan
-from pipelines.scan import PartitionDigest
+from pipelines.decoding.decoders import DecoderPool
+from pipelines.inputs.overlaps import mark_overlaps, place_of
+from pipelines.planning.listing import Listing
+from pipelines.planning.plan import Past, Plan, make_plan
 from pipelines.sources import list_partition, partition_sources
 from pipelines.sources.base import Partition
 from pipelines.sources.rows import read_names
 from pipelines.values import InputRef, PlannedShard, Receipt
-from pipelines.write import write_shard
+from pipelines.versions.scan import PartitionDigest
+from pipelines.workspace.layout import BuildFolder, save_plan
+from pipelines.workspace.lock import UNANNOUNCED, Run
+from pipelines.writing.donor import Donor, rewrite_shard
+from pipelines.writing.write import write_shard
 from shards.files import naming_after
 
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines.config import BuildConfig
-from pipelines.damaged import Damaged, find_unknown_inputs, list_jobs, list_neighbours, list_others
-from pipelines.layout import BuildFolder
-from pipelines.lock import announce, exclusive
-from pipelines.mend import load_note, mend_shards, needs_duplicates
-from pipelines.objects import use_options
+from pipelines.finish.spare import is_spared, read_spare, restore_manifest, write_spare
+from pipelines.inputs.objects import use_options
+from pipelines.mending.damaged import Damaged, find_unknown_inputs, list_jobs, list_neighbours, list_others
+from pipelines.mending.mend import load_note, mend_shards, needs_duplicates
+from pipelines.mending.remains import Job, Note, scan_extents
 from pipelines.recipe import BYTE_MAKERS, Recipe, compare
-from pipelines.remains import Job, Note, scan_extents
-from pipelines.scan import scan_sources, store_scan, sum_identities
-from pipelines.seen import IDENTITY, read_seen
-from pipelines.spare import is_spared, read_spare, restore_manifest, write_spare
+from pipelines.versions.scan import scan_sources, store_scan, sum_identities
+from pipelines.workspace.layout import BuildFolder
+from pipelines.workspace.lock import announce, exclusive
+from pipelines.writing.seen import IDENTITY, read_seen
 from shards.__main__ import choose_processes
 from shards.errors import ShardsmithError, UsageError
 from shards.files import is_temporary, write_atomically

@@ -13,20 +13,20 @@ from pathlib import Path
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 
-from pipelines.carry import Carrier, CarryInputs
 from pipelines.config import BuildConfig
-from pipelines.dealing import DealSplits
-from pipelines.decoders import start_ahead
-from pipelines.donor import Donor
-from pipelines.failures import explain_failures
-from pipelines.layout import BuildFolder, load_plan
-from pipelines.lock import Run
-from pipelines.marking import MarkDuplicates
-from pipelines.match import MatchInputs
+from pipelines.decoding.decoders import start_ahead
+from pipelines.dedupe.marking import MarkDuplicates
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards
-from pipelines.plan import Past, Plan
+from pipelines.planning.dealing import DealSplits
+from pipelines.planning.plan import Past, Plan
 from pipelines.values import PlannedShard
-from pipelines.workers import noticing_dead_workers
+from pipelines.versions.carry import Carrier, CarryInputs
+from pipelines.versions.match import MatchInputs
+from pipelines.workspace.failures import explain_failures
+from pipelines.workspace.layout import BuildFolder, load_plan
+from pipelines.workspace.lock import Run
+from pipelines.workspace.workers import noticing_dead_workers
+from pipelines.writing.donor import Donor
 from shards.errors import UsageError
 
 # Plain DirectRunner first tries to download Prism and then changes behaviour quietly; this one never does.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines.analyst import Analyst
+from pipelines.analysis.analyst import Analyst
 from pipelines.build import (
     analyze_and_commit,
     begin,
@@ -24,16 +24,16 @@ from pipelines.build import (
     print_summary,
     write_shards,
 )
-from pipelines.commit import Origin, next_indices
 from pipelines.config import BuildConfig
-from pipelines.donor import Donor
-from pipelines.layout import BuildFolder, link_file, load_receipt, load_receipts, save_plan
-from pipelines.lock import announce, exclusive
-from pipelines.objects import use_options
-from pipelines.plan import Plan, Rebuilt
+from pipelines.finish.commit import Origin, next_indices
+from pipelines.inputs.objects import use_options
+from pipelines.planning.plan import Plan, Rebuilt
 from pipelines.recipe import Recipe, check_recipe
 from pipelines.sources import check_sources
 from pipelines.values import PlannedShard
+from pipelines.workspace.layout import BuildFolder, link_file, load_receipt, load_receipts, save_plan
+from pipelines.workspace.lock import announce, exclusive
+from pipelines.writing.donor import Donor
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.local import write_local

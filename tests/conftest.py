@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pictures import write_class_folders
 
-from pipelines.analyst import Analyst
+from pipelines.analysis.analyst import Analyst
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.runner import parse_beam_options

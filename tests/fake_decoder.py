@@ -9,10 +9,10 @@ PROJECT = Path(__file__).parent.parent
 PROGRAM = """
 import sys
 
-if "pipelines.decoder_process" in sys.orig_argv:
+if "pipelines.decoding.decoder_process" in sys.orig_argv:
     import itertools, os, signal
     from pathlib import Path
-    import pipelines.images as images
+    import pipelines.pictures.images as images
 
     def crash_once(name):
         flag = Path(__file__).parent / name

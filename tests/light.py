@@ -6,12 +6,12 @@ from pathlib import Path
 
 from conftest import InProcess
 
-from pipelines.analyst import Analysis, Analyst
+from pipelines.analysis.analyst import Analysis, Analyst
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.facts import read_facts
 from pipelines.runner import parse_beam_options
 from pipelines.update import append, retry
+from pipelines.writing.facts import read_facts
 from shards.files import hash_file
 from shards.manifest import Manifest
 

@@ -8,14 +8,14 @@ import pytest
 from conftest import make_config, make_ref, run_build
 from pictures import encoded, picture, write_class_folders
 
-from pipelines.accounts import check_accounting, check_budget, count_rejects, count_up
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder
-from pipelines.listing import Listing
-from pipelines.plan import Plan, make_plan
+from pipelines.finish.accounts import check_accounting, check_budget, count_rejects, count_up
+from pipelines.planning.listing import Listing
+from pipelines.planning.plan import Plan, make_plan
+from pipelines.planning.splits import deal
 from pipelines.reasons import DUPLICATES, Reason
-from pipelines.splits import deal
 from pipelines.values import Account, Receipt
+from pipelines.workspace.layout import BuildFolder
 from shards.errors import ShardsmithError
 from shards.settings import validate
 from shards.verify import verify

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import make_config
 
-from pipelines.analyst import Analysis, start_analyst
+from pipelines.analysis.analyst import Analysis, start_analyst
 from pipelines.values import Content
 from shards.errors import ShardsmithError
 from shards.files import hash_file

@@ -25,7 +25,7 @@ from test_update import (
 
 from pipelines.__main__ import main
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder
+from pipelines.workspace.layout import BuildFolder
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.manifest import Manifest

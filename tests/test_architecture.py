@@ -1,7 +1,6 @@
 """Who may import whom, tried in a fresh interpreter in which the forbidden packages cannot be imported."""
 
 import ast
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,14 +31,18 @@ print("loaded", *sys.modules)
 
 NO_BEAM = {"apache_beam", "tensorflow_transform", "tfx_bsl"}
 NO_TENSORFLOW = {"keras", "tensorflow", "tensorflow_transform", "tfx_bsl"}
-TRANSFORM = "pipelines.transform"
+TRANSFORM = "pipelines.analysis.transform"
 
 
 def modules(package: str) -> list[str]:
     """Every module of a package, by name."""
-    found = [module.name for module in pkgutil.walk_packages([str(ROOT / package)], prefix=f"{package}.")]
+    found = [module_name(path) for path in sources(package)]
     assert len(found) >= 10, f"{package} seems to be elsewhere"
-    return [package, *found]
+    return found
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def import_without(blocked: set[str], wanted: list[str]) -> subprocess.CompletedProcess[str]:
@@ -82,7 +85,7 @@ def test_pipelines_imports_neither_tensorflow_nor_trainer_outside_of_transform()
     wanted = modules("pipelines")
     wanted.remove(TRANSFORM)
     loaded = loaded_without(NO_TENSORFLOW | {"trainer"}, wanted)
-    assert {"pipelines.pipeline", "pipelines.commit", "apache_beam"} <= loaded
+    assert {"pipelines.pipeline", "pipelines.finish.commit", "apache_beam"} <= loaded
 
 
 def test_transform_is_the_module_that_needs_tensorflow() -> None:
@@ -136,11 +139,11 @@ def test_the_scan_sees_every_way_to_import() -> None:
 
 @pytest.mark.parametrize("package", ["tensorflow_transform", "tfx_bsl"])
 def test_one_file_imports_transform(package: str) -> None:
-    assert importers(package, *PACKAGES) == ["pipelines/transform.py"]
+    assert importers(package, *PACKAGES) == ["pipelines/analysis/transform.py"]
 
 
 def test_in_pipelines_only_transform_imports_tensorflow() -> None:
-    assert importers("tensorflow", "pipelines", "shards") == ["pipelines/transform.py"]
+    assert importers("tensorflow", "pipelines", "shards") == ["pipelines/analysis/transform.py"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,42 @@ def test_in_pipelines_only_transform_imports_tensorflow() -> None:
 )
 def test_nobody_imports(package: str, places: list[str]) -> None:
     assert importers(package, *[place for place in places if (ROOT / place).is_dir()]) == []
+
+
+# The packages and modules of `pipelines` from the ground up: each imports only from its own floor and those below.
+FLOORS = (
+    ("reasons", "values", "config", "recipe"),
+    ("inputs",),
+    ("pictures",),
+    ("sources",),
+    ("decoding",),
+    ("planning",),
+    ("workspace",),
+    ("writing",),
+    ("dedupe",),
+    ("versions",),
+    ("pipeline", "runner"),
+    ("analysis",),
+    ("finish",),
+    ("mending",),
+    ("build", "update", "compact", "repair", "demo"),
+    ("__main__",),
+)
+FLOOR = {f"pipelines.{name}": number for number, names in enumerate(FLOORS) for name in names}
+
+
+def floor(name: str) -> int:
+    return FLOOR[".".join(name.split(".")[:2])]
+
+
+def test_pipelines_is_built_floor_by_floor() -> None:
+    upward = [
+        (module_name(path), name)
+        for path in sources("pipelines")
+        for name in imports(path)
+        if name.startswith("pipelines.") and floor(name) > floor(module_name(path))
+    ]
+    assert upward == []
 
 
 # What the base install and the extras of setup.py bring, under the names they are imported by.

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.bands import look_alikes, look_bands
-from pipelines.perceptual import distance
-from pipelines.unions import Unions
+from pipelines.dedupe.bands import look_alikes, look_bands
+from pipelines.dedupe.unions import Unions
+from pipelines.pictures.perceptual import distance
 
 
 def flip(look: bytes, bits: set[int]) -> bytes:

@@ -32,7 +32,7 @@ from benchmarks.preprocess import (
 )
 from benchmarks.report import END, KEYS, START, Row, markdown_table, print_rows, read_rows, replace_table, shorten
 from pipelines.config import ImageConfig
-from pipelines.images import process_image
+from pipelines.pictures.images import process_image
 from shards.errors import ShardsmithError, UsageError
 
 UNITS = {

@@ -10,8 +10,8 @@ from pictures import encoded, picture
 from benchmarks.__main__ import main
 from benchmarks.durable import Bench, done_fraction, make_picture, ratio_rows
 from benchmarks.measure import Run
-from pipelines.layout import BuildFolder, load_receipts, save_plan, save_receipt
-from pipelines.plan import Plan, SplitPlan
+from pipelines.planning.plan import Plan, SplitPlan
+from pipelines.workspace.layout import BuildFolder, load_receipts, save_plan, save_receipt
 from shards.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from benchmarks import packing, sources
 from benchmarks.measure import Run
 from benchmarks.sources import CONTESTANTS, check_numbers, choose, comparison_rows, job_seconds, large_rows, memory_rows
 from pipelines.config import BuildConfig
-from pipelines.process import read_input
+from pipelines.pictures.process import read_input
 from pipelines.sources import check_sources, list_partition, partition_sources
 from pipelines.values import InputRef
 from shards.errors import UsageError

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from pipelines.boxes import clip, orient_box, place_boxes
 from pipelines.config import BoxesConfig, BuildConfig
-from pipelines.process import Made, Task, process_input
-from pipelines.resize import Geometry
+from pipelines.pictures.boxes import clip, orient_box, place_boxes
+from pipelines.pictures.process import Made, Task, process_input
+from pipelines.pictures.resize import Geometry
 from pipelines.sources.base import Partition, Row
 from pipelines.sources.rows import RowReader
 from pipelines.values import Box, Location

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from pipelines.canonical import canonical_bytes
+from pipelines.analysis.canonical import canonical_bytes
 
 
 class Model(tf.Module):

@@ -9,8 +9,8 @@ import pytest
 from conftest import make_config, run_build
 from pictures import write_class_folders
 
-from pipelines.commit import Origin, list_files
-from pipelines.layout import BuildFolder
+from pipelines.finish.commit import Origin, list_files
+from pipelines.workspace.layout import BuildFolder
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.local import LOCAL, read_local

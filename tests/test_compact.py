@@ -21,8 +21,8 @@ from versions import Versions
 from pipelines.__main__ import main
 from pipelines.compact import compact
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder
-from pipelines.splits import order_hash
+from pipelines.planning.splits import order_hash
+from pipelines.workspace.layout import BuildFolder
 from shards.__main__ import main as shards_main
 from shards.diff import compare_datasets
 from shards.errors import ShardsmithError, UsageError

@@ -14,9 +14,9 @@ from PIL import Image
 from pydantic import BaseModel
 
 from pipelines.config import BuildConfig, parse_resize
-from pipelines.layout import BuildFolder, load_plan, load_receipt
 from pipelines.runner import parse_beam_options
 from pipelines.runner import run_build as run_job
+from pipelines.workspace.layout import BuildFolder, load_plan, load_receipt
 from shards.errors import ShardsmithError, UsageError
 from shards.settings import load_settings, validate
 

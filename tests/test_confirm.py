@@ -15,10 +15,10 @@ from light import files_of, identities_of, images, run_build
 from pictures import encoded, picture, write_class_folders
 
 from pipelines.config import BuildConfig
-from pipelines.confirm import confirm_finished
-from pipelines.layout import BuildFolder
-from pipelines.lock import announce, hold
-from pipelines.scan import load_scan, scan_sources
+from pipelines.versions.confirm import confirm_finished
+from pipelines.versions.scan import load_scan, scan_sources
+from pipelines.workspace.layout import BuildFolder
+from pipelines.workspace.lock import announce, hold
 from shards.errors import ShardsmithError, UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +124,7 @@ def test_a_lost_source_is_not_confirmed(config, tmp_path):
 
 def test_who_is_at_work_there_comes_first(config, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from pipelines.lock import hold; "
+        "import sys; from pathlib import Path; from pipelines.workspace.lock import hold; "
         "context = hold(Path(sys.argv[1]), 'append'); context.__enter__(); print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "out")]

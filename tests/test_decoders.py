@@ -20,10 +20,10 @@ from conftest import make_config, make_ref
 from fake_decoder import PROJECT, install, marked
 from pictures import encoded, picture, write_class_folders
 
-from pipelines import decoders
 from pipelines.config import BuildConfig
-from pipelines.decoders import DecoderPool
-from pipelines.process import Made, Outcome, Refused, Task, process_input
+from pipelines.decoding import decoders
+from pipelines.decoding.decoders import DecoderPool
+from pipelines.pictures.process import Made, Outcome, Refused, Task, process_input
 from pipelines.reasons import Reason
 from pipelines.values import Fault
 from shards.errors import ShardsmithError
@@ -57,7 +57,8 @@ def fake(own_children: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def children(of: int | None = None) -> list[psutil.Process]:
     found = psutil.Process(of).children()
-    return [child for child in found if child.pid not in EARLIER and "pipelines.decoder_process" in child.cmdline()]
+    new = [child for child in found if child.pid not in EARLIER]
+    return [child for child in new if "pipelines.decoding.decoder_process" in child.cmdline()]
 
 
 def config_with(**image: object) -> BuildConfig:
@@ -146,9 +147,9 @@ def test_the_bytes_of_the_dead_are_kept_for_the_quarantine(fake: None, tmp_path:
 
 SLOW_DISK = """
 import sys
-if "pipelines.decoder_process" in sys.orig_argv:
+if "pipelines.decoding.decoder_process" in sys.orig_argv:
     import time
-    import pipelines.process as process
+    import pipelines.pictures.process as process
     process.open_binary = lambda *arguments, **named: time.sleep(1000)
 """
 
@@ -273,7 +274,7 @@ def test_a_child_that_cannot_end_itself_is_ended(own_children: None, monkeypatch
 def test_a_child_that_cannot_start_is_no_pictures_fault(
     own_children: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    program = 'import os, sys\nif "pipelines.decoder_process" in sys.orig_argv: os._exit(7)'
+    program = 'import os, sys\nif "pipelines.decoding.decoder_process" in sys.orig_argv: os._exit(7)'
     monkeypatch.setenv("PYTHONPATH", install(tmp_path / "fake", program))
     with closing(DecoderPool(config_with(), 1)) as pool:
         for _ in range(2):
@@ -326,7 +327,7 @@ WORKER = """
 import sys, time
 sys.path.insert(0, "tests")
 from test_decoders import config_with, task
-from pipelines.decoders import DecoderPool
+from pipelines.decoding.decoders import DecoderPool
 pool = DecoderPool(config_with(), 2)
 pool.submit([task(0)]).result()
 running = pool.submit([task(1, sys.argv[1])])

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config import BuildConfig
-from pipelines.donor import Donor, rewrite_shard
-from pipelines.layout import BuildFolder, link_file, load_receipt, save_plan
-from pipelines.plan import Plan, Rebuilt, SplitPlan
-from pipelines.process import Made, Outcome, Refused, Task
-from pipelines.seen import Identities, _below, describe_location
+from pipelines.pictures.process import Made, Outcome, Refused, Task
+from pipelines.planning.plan import Plan, Rebuilt, SplitPlan
 from pipelines.values import Fault, InputRef, Location, PlannedShard
-from pipelines.write import sort_refs, write_shard
+from pipelines.workspace.layout import BuildFolder, link_file, load_receipt, save_plan
+from pipelines.writing.donor import Donor, rewrite_shard
+from pipelines.writing.seen import Identities, _below, describe_location
+from pipelines.writing.write import sort_refs, write_shard
 from shards.files import hash_file
 from shards.records import read_index
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.bands import look_alikes
 from pipelines.config import DedupeConfig
-from pipelines.duplicates import Cluster, Member, Piece, find_clusters, find_pieces, judge
-from pipelines.perceptual import distance
+from pipelines.dedupe.bands import look_alikes
+from pipelines.dedupe.duplicates import Cluster, Member, Piece, find_clusters, find_pieces, judge
+from pipelines.pictures.perceptual import distance
 from pipelines.values import Fault, Location
 
 

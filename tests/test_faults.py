@@ -15,12 +15,12 @@ from conftest import make_config, make_ref
 from light import files_of, images, run_append, run_build
 from pictures import encoded, picture, write_class_folders
 
-from pipelines import write
 from pipelines.config import BuildConfig
-from pipelines.failures import describe_problem, explain_failures, find_problem
-from pipelines.layout import BuildFolder
-from pipelines.sources.lost import check_still_there, find_loss
 from pipelines.values import InputRef, Location
+from pipelines.workspace.failures import describe_problem, explain_failures, find_problem
+from pipelines.workspace.layout import BuildFolder
+from pipelines.writing import write
+from pipelines.writing.lost import check_still_there, find_loss
 from shards.errors import ShardsmithError
 from shards.manifest import read_manifest
 from shards.verify import verify

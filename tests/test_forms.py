@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from shards_data import thorough
 
-from pipelines.forms import array_form, form_problem, parse_form, pixel_count, row_length, to_pixels, to_row
+from pipelines.pictures.forms import array_form, form_problem, parse_form, pixel_count, row_length, to_pixels, to_row
 from pipelines.reasons import Reason, RejectedImage
 
 NUMBERS = ["|b1", "|u1", "|i1", "<u2", ">u2", "<i4", ">i4", "<i8", ">u8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8"]

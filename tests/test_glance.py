@@ -10,10 +10,10 @@ from conftest import make_config, make_ref
 from fake_decoder import install, marked
 from pictures import encoded, picture
 
-from pipelines import decoders
-from pipelines.decoders import DecoderPool
-from pipelines.glance import Glance, Seen
-from pipelines.perceptual import FLAT
+from pipelines.decoding import decoders
+from pipelines.decoding.decoders import DecoderPool
+from pipelines.decoding.glance import Glance, Seen
+from pipelines.pictures.perceptual import FLAT
 from pipelines.values import Fault, Location
 
 CONFIG = make_config("raw", "out", image={"max_seconds": 1})

@@ -1,4 +1,4 @@
-"""Tests of the picture code: every rule of the contract in `pipelines.images`, on small pictures made here."""
+"""Tests of the picture code: every rule of the contract in `pipelines.pictures.images`, on small pictures made here."""
 
 import contextlib
 import io
@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from pipelines.config import ImageConfig, ResizeConfig
-from pipelines.formats import sniff
-from pipelines.headers import count_gif_frames, exif_orientation, read_jpeg_facts
-from pipelines.images import Picture, process_image
+from pipelines.pictures.formats import sniff
+from pipelines.pictures.headers import count_gif_frames, exif_orientation, read_jpeg_facts
+from pipelines.pictures.images import Picture, process_image
+from pipelines.pictures.resize import jpeg_shrink, plan_resize
 from pipelines.reasons import Reason, RejectedImage
-from pipelines.resize import jpeg_shrink, plan_resize
 
 Array = npt.NDArray[np.uint8]
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 from pictures import encoded, picture, write_class_folders
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from pipelines.transform import read_label_frequencies
+from pipelines.analysis.transform import read_label_frequencies
 from shards.__main__ import main as shards_command
 from shards.manifest import Manifest
 from shards.verify import verify

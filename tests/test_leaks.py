@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pictures import encoded, picture
 from test_update import run_append, run_build
 
-from pipelines.facts import RowWriter
-from pipelines.layout import BuildFolder
-from pipelines.leak_check import check_leaks, count_in_words, leaks_in_words, read_leaks
-from pipelines.leaks import EXACT, GROUP, Leak, Places, find_leaks
-from pipelines.seen import SEEN_SCHEMA
+from pipelines.finish.leak_check import check_leaks, count_in_words, leaks_in_words, read_leaks
+from pipelines.finish.leaks import EXACT, GROUP, Leak, Places, find_leaks
 from pipelines.values import PlannedShard, Receipt
+from pipelines.workspace.layout import BuildFolder
+from pipelines.writing.facts import RowWriter
+from pipelines.writing.seen import SEEN_SCHEMA
 from shards.errors import ShardsmithError
 from shards.example import encode_example
 from shards.manifest import Leaks, read_manifest

@@ -8,8 +8,15 @@ from conftest import make_config, make_ref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.listing import Listing, check_removals, estimate_record_bytes, is_touched, needs_place, source_of
-from pipelines.plan import Past, check_label_names, make_plan
+from pipelines.planning.listing import (
+    Listing,
+    check_removals,
+    estimate_record_bytes,
+    is_touched,
+    needs_place,
+    source_of,
+)
+from pipelines.planning.plan import Past, check_label_names, make_plan
 from pipelines.values import RECORD, Before, Fault, InputRef, Location
 from shards.errors import ShardsmithError, UsageError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from conftest import make_config
 
-from pipelines.layout import BuildFolder, sweep_temporaries
-from pipelines.lock import Holder, Run, announce, exclusive, hold
+from pipelines.workspace.layout import BuildFolder, sweep_temporaries
+from pipelines.workspace.lock import Holder, Run, announce, exclusive, hold
 from shards.errors import ShardsmithError, UsageError
 from shards.files import is_temporary, naming_after, open_atomically, write_atomically
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 HOLD = """
 import subprocess, sys, time
 from pathlib import Path
-from pipelines.lock import announce, hold
+from pipelines.workspace.lock import announce, hold
 with hold(Path(sys.argv[1]), "build"):
     announce(Path(sys.argv[1]))
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL)

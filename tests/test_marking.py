@@ -17,12 +17,12 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from test_update import examples_of, run_append, run_build
 
-from pipelines import marking
-from pipelines.coders import InputRefCoder
 from pipelines.config import BuildConfig
-from pipelines.marking import MarkDuplicates
-from pipelines.perceptual import FLAT
-from pipelines.sides import Found, read_found
+from pipelines.dedupe import marking
+from pipelines.dedupe.marking import MarkDuplicates
+from pipelines.dedupe.sides import Found, read_found
+from pipelines.inputs.coders import InputRefCoder
+from pipelines.pictures.perceptual import FLAT
 from pipelines.sources import list_partition, partition_sources
 from pipelines.values import Before, Fault, InputRef, Location
 from shards.errors import UsageError

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from versions import State, Thing, Versions, refs_of, text_of
 
-from pipelines.layout import BuildFolder
-from pipelines.match import Known, match_inputs, match_key, read_past
-from pipelines.seen import Identities
-from pipelines.splits import choose_split
+from pipelines.planning.splits import choose_split
 from pipelines.values import Before, Fault, InputRef, Location, PlannedShard
+from pipelines.versions.match import Known, match_inputs, match_key, read_past
+from pipelines.workspace.layout import BuildFolder
+from pipelines.writing.seen import Identities
 
 CONFIG = make_config("raw", "out")
 THINGS = st.builds(
@@ -60,7 +60,7 @@ def unchanged_rejects(before: State, after: State) -> set[str]:
 @given(st.lists(STATES, min_size=2, max_size=5), st.sampled_from([1, 7, 50_000]))
 def test_whatever_comes_and_goes_what_stays_stays(states, bucket_inputs):
     with tempfile.TemporaryDirectory() as base, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipelines.match.BUCKET_INPUTS", bucket_inputs)
+        patch.setattr("pipelines.versions.match.BUCKET_INPUTS", bucket_inputs)
         dataset, before, names = Versions(Path(base) / "out"), {}, set()
         splits: dict[str, str] = {}
         for state in (state for state in states if state):
@@ -114,7 +114,7 @@ def test_the_number_of_buckets_decides_nothing(old, new, keep_missing):
         dataset.update(old)
         found = []
         for inputs in (50_000, 5, 2, 1):
-            patch.setattr("pipelines.match.BUCKET_INPUTS", inputs)
+            patch.setattr("pipelines.versions.match.BUCKET_INPUTS", inputs)
             found.append(sorted(dataset.match(new, keep_missing=keep_missing), key=repr))
         listed = sum(len(each.copies) for each in old.values())
         assert Known.of(dataset.root).buckets == 1 + listed
@@ -193,7 +193,7 @@ def test_a_duplicate_whose_original_is_no_longer_listed_stays_one():
 
 
 def test_known_reads_only_the_shards_that_meet_a_bucket(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.match.BUCKET_INPUTS", 5)
+    monkeypatch.setattr("pipelines.versions.match.BUCKET_INPUTS", 5)
     dataset = Versions(tmp_path / "out")
     dataset.update({f"k{number:03}": Thing() for number in range(120)})
     known = Known.of(dataset.root)
@@ -203,7 +203,7 @@ def test_known_reads_only_the_shards_that_meet_a_bucket(tmp_path, monkeypatch):
         read.append(shard)
         return read_past(folder, shard)
 
-    monkeypatch.setattr("pipelines.match.read_past", spy)
+    monkeypatch.setattr("pipelines.versions.match.read_past", spy)
     keys = {key for number in range(known.buckets) for key in known.inputs(number)}
     assert len(keys) == 120
     assert known.buckets == 25

@@ -14,10 +14,10 @@ from test_leaks import SMALL, keys_of
 from test_marking import photo, save
 from test_update import run_append, run_build
 
-from pipelines.leak_check import leaks_in_words, read_leaks
-from pipelines.leaks import Row
-from pipelines.near_leaks import Picture, _read_clusters, pair_up
-from pipelines.perceptual import LOOK_BYTES, distance
+from pipelines.finish.leak_check import leaks_in_words, read_leaks
+from pipelines.finish.leaks import Row
+from pipelines.finish.near_leaks import Picture, _read_clusters, pair_up
+from pipelines.pictures.perceptual import LOOK_BYTES, distance
 from shards.errors import ShardsmithError
 from shards.manifest import Leaks
 

@@ -35,8 +35,8 @@ from pathlib import Path
 import psutil
 
 from pipelines.config import BuildConfig
-from pipelines.decoders import DecoderPool
-from pipelines.process import Made, Task
+from pipelines.decoding.decoders import DecoderPool
+from pipelines.pictures.process import Made, Task
 from pipelines.values import InputRef, Location
 from shards.example import decode_example
 

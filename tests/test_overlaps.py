@@ -4,7 +4,7 @@ from itertools import permutations
 
 from conftest import make_ref
 
-from pipelines.overlaps import mark_overlaps, place_of
+from pipelines.inputs.overlaps import mark_overlaps, place_of
 from pipelines.values import Location
 
 

@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_image
 
 from pipelines.config import DedupeConfig
-from pipelines.images import decode_small
-from pipelines.perceptual import FLAT, SIDE, distance, distances, low_frequencies, perceptual_hash, to_words
+from pipelines.pictures.images import decode_small
+from pipelines.pictures.perceptual import FLAT, SIDE, distance, distances, low_frequencies, perceptual_hash, to_words
 
 DISTANCE = DedupeConfig().distance
 TILE = 160

@@ -13,16 +13,16 @@ from conftest import make_config, make_ref
 from pictures import encoded, picture, write_class_folders
 from PIL import Image
 
-from pipelines.coders import InputRefCoder
 from pipelines.config import BuildConfig
-from pipelines.dealing import DealSplits
-from pipelines.layout import BuildFolder, load_plan
-from pipelines.listing import Listing
+from pipelines.inputs.coders import InputRefCoder
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards, key_by_shard
-from pipelines.plan import make_plan
+from pipelines.planning.dealing import DealSplits
+from pipelines.planning.listing import Listing
+from pipelines.planning.plan import make_plan
+from pipelines.planning.splits import deal
 from pipelines.runner import parse_beam_options, run_build
-from pipelines.splits import deal
 from pipelines.values import Fault, InputRef, Location
+from pipelines.workspace.layout import BuildFolder, load_plan
 from shards.files import hash_file
 from shards.settings import validate
 

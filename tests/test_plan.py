@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config import ShardsConfig, SplitsConfig
-from pipelines.listing import Listing, estimate_record_bytes
-from pipelines.plan import make_plan
-from pipelines.ranges import choose_ranges, cut_evenly, range_weights
-from pipelines.splits import choose_split, deal, order_hash, stable_hash
+from pipelines.planning.listing import Listing, estimate_record_bytes
+from pipelines.planning.plan import make_plan
+from pipelines.planning.ranges import choose_ranges, cut_evenly, range_weights
+from pipelines.planning.splits import choose_split, deal, order_hash, stable_hash
 from pipelines.values import InputRef
 from shards.errors import UsageError
 

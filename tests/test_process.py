@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pictures import encoded, picture
 
 from pipelines.config import ImageConfig
-from pipelines.decoders import DecoderPool
-from pipelines.process import Made, Refused, Task, process_input, read_input
+from pipelines.decoding.decoders import DecoderPool
+from pipelines.pictures.process import Made, Refused, Task, process_input, read_input
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.values import Fault, Location
 from shards.example import decode_example

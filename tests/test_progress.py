@@ -5,9 +5,9 @@ import time
 
 from pictures import write_class_folders
 
-from pipelines.layout import BuildFolder
-from pipelines.progress import Speed, Status, Watch, progress_line, show_progress
 from pipelines.runner import parse_beam_options, run_build
+from pipelines.workspace.layout import BuildFolder
+from pipelines.workspace.progress import Speed, Status, Watch, progress_line, show_progress
 
 
 def test_lines_for_a_log():
@@ -46,8 +46,8 @@ def test_the_watch_adds_finished_and_running_shards(tmp_path, config_for):
 
 
 def test_plain_lines_when_not_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.progress._POLL_SECONDS", 0.01)
-    monkeypatch.setattr("pipelines.progress._LINE_SECONDS", 0.02)
+    monkeypatch.setattr("pipelines.workspace.progress._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("pipelines.workspace.progress._LINE_SECONDS", 0.02)
     folder = BuildFolder(tmp_path / "dataset")
     folder.prepare(anew=False)
     stream = io.StringIO()

@@ -23,13 +23,22 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage as google_storage
 from pictures import write_class_folders
 
-from pipelines import objects
 from pipelines.config import BuildConfig
-from pipelines.decoders import fetch
-from pipelines.process import Task
+from pipelines.decoding.decoders import fetch
+from pipelines.inputs import objects
+from pipelines.inputs.storage import (
+    exists,
+    file_stat,
+    find_files,
+    is_folder,
+    open_binary,
+    open_text,
+    subfolders,
+    walk_files,
+)
+from pipelines.pictures.process import Task
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
-from pipelines.storage import exists, file_stat, find_files, is_folder, open_binary, open_text, subfolders, walk_files
 from pipelines.values import InputRef
 from shards.errors import UsageError
 from shards.manifest import Manifest

@@ -16,10 +16,10 @@ from pictures import encoded, picture, write_class_folders
 
 from pipelines.compact import compact
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder
 from pipelines.repair import repair
-from pipelines.seen import KEY, read_seen, to_text
 from pipelines.values import PlannedShard
+from pipelines.workspace.layout import BuildFolder
+from pipelines.writing.seen import KEY, read_seen, to_text
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.manifest import read_manifest

@@ -8,7 +8,7 @@ import pytest
 from conftest import make_config, run_build
 from pictures import encoded, picture
 
-from pipelines.report import render_report
+from pipelines.finish.report import render_report
 from shards.manifest import ShuffleEntry
 
 

@@ -24,13 +24,14 @@ from conftest import make_config
 from light import files_of, identities_of, images, run_append, run_build, run_retry
 from pictures import encoded, picture, write_class_folders
 
-from pipelines import pipeline, write
+from pipelines import pipeline
 from pipelines.config import BuildConfig
-from pipelines.donor import rewrite_shard
-from pipelines.layout import BuildFolder, load_plan, save_plan
-from pipelines.lock import Holder, Run, announce, hold
-from pipelines.process import Task, process_input
+from pipelines.pictures.process import Task, process_input
 from pipelines.sources import partition_sources
+from pipelines.workspace.layout import BuildFolder, load_plan, save_plan
+from pipelines.workspace.lock import Holder, Run, announce, hold
+from pipelines.writing import write
+from pipelines.writing.donor import rewrite_shard
 from shards.errors import ShardsmithError, UsageError
 from shards.files import is_temporary, naming_after
 from shards.manifest import read_manifest
@@ -478,7 +479,7 @@ def test_a_spool_is_used_again_unless_its_source_has_changed(tmp_path, monkeypat
     second = spool.stat().st_ino
     assert second != first
     (tmp_path / "boot").write_text("the machine was started again")
-    monkeypatch.setattr("pipelines.spool._BOOT", tmp_path / "boot")
+    monkeypatch.setattr("pipelines.inputs.spool._BOOT", tmp_path / "boot")
     interrupted_build(config)
     assert spool.stat().st_ino != second  # what was not yet on the disk may be lost
     run_build(config)

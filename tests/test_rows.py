@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config import BuildConfig, ColumnConfig
-from pipelines.listing import Listing
-from pipelines.plan import make_plan, sort_labels
+from pipelines.planning.listing import Listing
+from pipelines.planning.plan import make_plan, sort_labels
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
 from pipelines.sources.base import Partition, Row

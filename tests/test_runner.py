@@ -7,9 +7,9 @@ from apache_beam.options.pipeline_options import DirectOptions, StandardOptions
 from conftest import make_config
 from pictures import write_class_folders
 
-from pipelines.failures import explain_failures
-from pipelines.layout import BuildFolder
 from pipelines.runner import decoders_per_worker, is_local, parse_beam_options, run_build, run_plan
+from pipelines.workspace.failures import explain_failures
+from pipelines.workspace.layout import BuildFolder
 from shards.errors import ShardsmithError, UsageError
 
 OURS = ("--source", "--output", "--resize", "--set", "--overwrite")

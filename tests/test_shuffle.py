@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards_data import brief
 
-from pipelines.facts import RowWriter, facts_schema
-from pipelines.layout import BuildFolder, load_receipts, save_receipt
-from pipelines.seen import SEEN_SCHEMA
-from pipelines.shuffle import (
+from pipelines.finish.shuffle import (
     chi_square_tail,
     cross_table,
     measure_shuffle,
@@ -26,8 +23,11 @@ from pipelines.shuffle import (
     runs_z,
     source_halves,
 )
-from pipelines.splits import order_hash
+from pipelines.planning.splits import order_hash
 from pipelines.values import Content, Receipt
+from pipelines.workspace.layout import BuildFolder, load_receipts, save_receipt
+from pipelines.writing.facts import RowWriter, facts_schema
+from pipelines.writing.seen import SEEN_SCHEMA
 
 CONFIG = make_config("raw", "out")
 

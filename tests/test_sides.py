@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from test_duplicates import look, make_member, near, pieces_of
 
 from pipelines.config import DedupeConfig
-from pipelines.duplicates import Member
-from pipelines.perceptual import distance
-from pipelines.sides import Found, Place, Verdicts, decide, list_clusters, read_found
+from pipelines.dedupe.duplicates import Member
+from pipelines.dedupe.sides import Found, Place, Verdicts, decide, list_clusters, read_found
+from pipelines.pictures.perceptual import distance
 from pipelines.values import Fault
 
 REPORT = DedupeConfig(find="exact", policy="report")

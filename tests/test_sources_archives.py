@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from pictures import encoded, picture, write_class_folders
 
 from pipelines.config import BuildConfig, ImageConfig
-from pipelines.process import read_input
+from pipelines.pictures.process import read_input
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
 from pipelines.sources.zips import zip_members
 from pipelines.values import InputRef
-from pipelines.write import mark_duplicates
+from pipelines.writing.write import mark_duplicates
 from shards.errors import UsageError
 from shards.example import decode_example
 from shards.records import read_records

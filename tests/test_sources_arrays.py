@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from pipelines.config import BuildConfig
-from pipelines.forms import parse_form
-from pipelines.process import read_input
+from pipelines.pictures.forms import parse_form
+from pipelines.pictures.process import read_input
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.sources import array_rows, check_sources, list_partition, partition_sources, stored_arrays
 from pipelines.sources.arrays import Archive, open_npy

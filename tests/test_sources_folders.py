@@ -19,7 +19,7 @@ from pictures import encoded, picture
 
 from pipelines.config import BuildConfig
 from pipelines.demo import write_demo
-from pipelines.process import Made, Refused, Task, process_input
+from pipelines.pictures.process import Made, Refused, Task, process_input
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
 from pipelines.sources.folders import is_input
@@ -224,7 +224,7 @@ def test_files_that_change_between_listing_and_reading(tmp_path):
 _AS_NOBODY = """
 import json, os, sys
 from conftest import make_config
-from pipelines.process import Task, process_input
+from pipelines.pictures.process import Task, process_input
 from pipelines.sources import list_partition, partition_sources
 from shards.errors import UsageError
 os.setgid(65534)

@@ -11,8 +11,8 @@ from conftest import make_config
 from test_sources_arrays import contents, list_all, refusal
 
 from pipelines.config import BuildConfig
-from pipelines.images import process_array
-from pipelines.process import read_input
+from pipelines.pictures.images import process_array
+from pipelines.pictures.process import read_input
 from pipelines.sources import check_sources, partition_sources, resolve
 from shards.errors import UsageError
 

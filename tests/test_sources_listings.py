@@ -12,7 +12,7 @@ from pipelines.config import BuildConfig
 from pipelines.reasons import LISTED_TWICE, Reason
 from pipelines.sources import check_sources, list_partition, listings, partition_sources
 from pipelines.values import InputRef
-from pipelines.write import mark_duplicates
+from pipelines.writing.write import mark_duplicates
 from shards.errors import UsageError
 
 HEADER = b"path,label\n"

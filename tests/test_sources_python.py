@@ -11,7 +11,7 @@ from conftest import make_config, run_build
 from pictures import encoded, picture
 
 from pipelines.config import BuildConfig, ImageConfig
-from pipelines.process import read_input
+from pipelines.pictures.process import read_input
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources
 from pipelines.sources.generators import find_function

@@ -13,7 +13,7 @@ from conftest import make_config, run_build
 from pictures import encoded, picture, write_class_folders
 
 from pipelines.config import BuildConfig, ImageConfig
-from pipelines.process import read_input
+from pipelines.pictures.process import read_input
 from pipelines.reasons import LISTED_TWICE, Reason
 from pipelines.sources import check_sources, list_partition, partition_sources, tables
 from pipelines.values import InputRef

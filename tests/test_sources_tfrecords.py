@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pictures import encoded, picture
 
 from pipelines.config import BuildConfig, ImageConfig
-from pipelines.forms import to_row
-from pipelines.process import read_input
+from pipelines.pictures.forms import to_row
+from pipelines.pictures.process import read_input
 from pipelines.reasons import Reason
 from pipelines.sources import check_sources, list_partition, partition_sources, resolve
 from pipelines.values import InputRef

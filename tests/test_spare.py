@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.spare import is_spared, read_spare, restore_manifest, write_spare
+from pipelines.finish.spare import is_spared, read_spare, restore_manifest, write_spare
 from shards.errors import ShardsmithError
 from shards.files import hash_file
 from shards.manifest import SPARE, read_manifest

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from shards_data import brief
 
 from pipelines.config import BuildConfig, SplitsConfig
-from pipelines.dealing import DealSplits
+from pipelines.planning.dealing import DealSplits
+from pipelines.planning.splits import bound_side, choose_split, deal, deal_unit, follow_side, is_tied
 from pipelines.runner import parse_beam_options
-from pipelines.splits import bound_side, choose_split, deal, deal_unit, follow_side, is_tied
 from pipelines.values import Before, InputRef
 
 SPLITS = SplitsConfig(fractions={"train": 0.6, "test": 0.4})

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config import ImageConfig
-from pipelines.process import read_input
-from pipelines.spool import Spool, drop_stale, spool_path, write_spool
+from pipelines.inputs.spool import Spool, drop_stale, spool_path, write_spool
+from pipelines.pictures.process import read_input
 from pipelines.values import Fault, InputRef
 
 
@@ -89,7 +89,7 @@ def test_spools_of_other_things_are_dropped(tmp_path, monkeypatch):
     spool_path(tmp_path, 3).write_bytes(b"")
     drop_stale(tmp_path, {0: 0, 1: 11, 3: 3})
     assert [path.name for path in sorted(tmp_path.glob("*.refs"))] == ["000000.refs"]
-    monkeypatch.setattr("pipelines.spool._BOOT", tmp_path / "not there")
+    monkeypatch.setattr("pipelines.inputs.spool._BOOT", tmp_path / "not there")
     drop_stale(tmp_path, {0: 0})  # the machine has been started again
     assert list(tmp_path.glob("*.refs")) == []
     drop_stale(tmp_path / "nowhere", {})

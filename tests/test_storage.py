@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.storage import (
+from pipelines.inputs.storage import (
     FileStat,
     exists,
     file_stat,

@@ -17,10 +17,9 @@ from test_splits import run_dealing
 from test_update import LOCAL, examples_of, run_append, run_build
 
 from pipelines.config import SplitsConfig
-from pipelines.dealing import cut_strata
-from pipelines.repair import repair
-from pipelines.splits import choose_split, deal_unit, is_tied, unit_of
-from pipelines.stratify import (
+from pipelines.planning.dealing import cut_strata
+from pipelines.planning.splits import choose_split, deal_unit, is_tied, unit_of
+from pipelines.planning.stratify import (
     Cut,
     Stratum,
     Unit,
@@ -33,6 +32,7 @@ from pipelines.stratify import (
     side_of,
     stratum_of,
 )
+from pipelines.repair import repair
 from pipelines.values import Before, InputRef
 from shards.errors import UsageError
 from shards.files import hash_file

@@ -66,7 +66,7 @@ def smooth(height: int, width: int) -> Any:
 @pytest.mark.parametrize("mode", ["exact", "center_crop", "border"])
 @pytest.mark.parametrize("size", [(40, 61), (61, 40), (9, 33), (10, 11)])
 def test_fits_as_the_build_does(mode: str, size: tuple[int, int]) -> None:
-    resize = pytest.importorskip("pipelines.resize")
+    resize = pytest.importorskip("pipelines.pictures.resize")
     config = pytest.importorskip("pipelines.config").ResizeConfig(mode=mode, height=16, width=20)
     pixels = smooth(*size)
     built = resize.resample(pixels, resize.plan_resize(*size, config))

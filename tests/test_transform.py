@@ -15,10 +15,10 @@ import tensorflow_transform as tft
 from conftest import make_config, run_build
 from pictures import write_class_folders
 
-from pipelines.facts import facts_schema
+from pipelines.analysis.transform import analyze_facts, read_label_frequencies
 from pipelines.runner import parse_beam_options
-from pipelines.transform import analyze_facts, read_label_frequencies
 from pipelines.values import Content
+from pipelines.writing.facts import facts_schema
 
 COLUMNS = {
     "plain": {"type": "int"},

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.unions import Unions
+from pipelines.dedupe.unions import Unions
 
 NUMBERS = st.integers(0, 12)
 

@@ -13,13 +13,13 @@ from conftest import InProcess, make_config
 from light import LOCAL, break_files, files_of, hollow_out, images, run_append, run_build, run_retry
 from pictures import encoded, picture, write_class_folders
 
-from pipelines.analyst import Analyst
+from pipelines.analysis.analyst import Analyst
 from pipelines.config import BuildConfig
-from pipelines.layout import BuildFolder, save_plan
+from pipelines.inputs.spool import Spool
 from pipelines.recipe import Recipe
 from pipelines.runner import run_plan
-from pipelines.spool import Spool
 from pipelines.update import publish
+from pipelines.workspace.layout import BuildFolder, save_plan
 from shards.errors import ShardsmithError, UsageError
 from shards.example import decode_example
 from shards.files import hash_file

@@ -9,13 +9,13 @@ import pytest
 from conftest import make_config, make_ref
 from pictures import encoded, picture
 
-from pipelines.decoders import DecoderPool
-from pipelines.facts import read_facts
-from pipelines.layout import BuildFolder, load_receipt
-from pipelines.plan import Plan
-from pipelines.splits import order_hash
+from pipelines.decoding.decoders import DecoderPool
+from pipelines.planning.plan import Plan
+from pipelines.planning.splits import order_hash
 from pipelines.values import Fault, InputRef, Location, PlannedShard
-from pipelines.write import GROUP_BYTES, GROUP_TASKS, group_refs, mark_duplicates, sort_refs, write_shard
+from pipelines.workspace.layout import BuildFolder, load_receipt
+from pipelines.writing.facts import read_facts
+from pipelines.writing.write import GROUP_BYTES, GROUP_TASKS, group_refs, mark_duplicates, sort_refs, write_shard
 from shards.example import decode_example
 from shards.files import hash_file
 from shards.records import read_index, read_records

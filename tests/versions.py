@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from conftest import make_config
 
-from pipelines.carry import Carrier
-from pipelines.donor import Donor, rewrite_shard
-from pipelines.layout import BuildFolder, load_receipts, save_plan
-from pipelines.listing import Listing
-from pipelines.match import Known, match_inputs
+from pipelines.pictures.process import Made, Outcome, Refused, Task
 from pipelines.pipeline import key_by_shard
-from pipelines.plan import Past, Plan, make_plan
-from pipelines.process import Made, Outcome, Refused, Task
-from pipelines.splits import deal
+from pipelines.planning.listing import Listing
+from pipelines.planning.plan import Past, Plan, make_plan
+from pipelines.planning.splits import deal
 from pipelines.update import adopt, settle
 from pipelines.values import InputRef, Location
+from pipelines.versions.carry import Carrier
+from pipelines.versions.match import Known, match_inputs
+from pipelines.workspace.layout import BuildFolder, load_receipts, save_plan
+from pipelines.writing.donor import Donor, rewrite_shard
 from shards.records import read_records
 
 

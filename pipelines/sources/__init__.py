@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.seen import digest_of
+from pipelines.inputs.content import digest_of
+from pipelines.inputs.spool import Spool, spool_path, write_spool
+from pipelines.inputs.storage import check_remote, exists, file_stat, is_folder, is_glob, is_remote
 from pipelines.sources import archives, arrays, folders, generators, idx, listings, tables, tfrecords
 from pipelines.sources.base import Kind, Partition
 from pipelines.sources.metadata import FILE_NAME, METADATA_KINDS, metadata_files
 from pipelines.sources.rows import RowReader, read_names
-from pipelines.spool import Spool, spool_path, write_spool
-from pipelines.storage import check_remote, exists, file_stat, is_folder, is_glob, is_remote
 from pipelines.values import InputRef
 from shards.errors import UsageError
 

@@ -11,7 +11,8 @@ from itertools import groupby, islice
 from typing import Any
 
 from pipelines.config import SPLIT_NAMES, BuildConfig, SourceConfig
-from pipelines.process import check_size
+from pipelines.inputs.spool import Spool
+from pipelines.pictures.process import check_size
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.files import NOT_SPOOLED, check_roles, file_name, key_prefix, keys_root, source_files
@@ -21,7 +22,6 @@ from pipelines.sources.members import DAMAGE, Member, describe_damage, until_dam
 from pipelines.sources.rows import make_key
 from pipelines.sources.tars import tar_members
 from pipelines.sources.zips import zip_members
-from pipelines.spool import Spool
 from pipelines.values import Fault
 from shards.errors import UsageError
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import FileStat, find_files
 from pipelines.sources.array_rows import LABEL, ArrayTable, check_tables, list_rows, partition_table
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.files import source_files
 from pipelines.sources.stored_arrays import StoredArray
-from pipelines.spool import Spool
-from pipelines.storage import FileStat, find_files
 from shards.errors import UsageError
 
 

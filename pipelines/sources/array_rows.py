@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.config import BuildConfig, LabelsConfig, SourceConfig
-from pipelines.forms import form_problem, pixel_count
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import file_stat, glob_root, is_glob
+from pipelines.pictures.forms import form_problem, pixel_count
 from pipelines.reasons import Reason
 from pipelines.sources.base import Partition, Row
 from pipelines.sources.cells import shown
 from pipelines.sources.rows import relative_key
 from pipelines.sources.stored_arrays import StoredArray, block_rows, read_ahead, read_blocks
-from pipelines.spool import Spool
-from pipelines.storage import file_stat, glob_root, is_glob
 from pipelines.values import Fault, Location
 from shards.errors import UsageError
 

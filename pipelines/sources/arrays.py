@@ -15,14 +15,14 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import file_stat, open_binary
 from pipelines.sources.array_files import ArrayFiles
 from pipelines.sources.array_rows import LABEL, ArrayTable, check_tables, list_rows, partition_table
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.files import source_files
 from pipelines.sources.rows import USUAL_FIELDS
 from pipelines.sources.stored_arrays import StoredArray, check_length, explain_damage
-from pipelines.spool import Spool
-from pipelines.storage import file_stat, open_binary
 from shards.errors import UsageError
 
 _DATA_NAMES = ("data", *USUAL_FIELDS["features"], *USUAL_FIELDS["image"])

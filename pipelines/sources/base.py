@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.spool import Spool
+from pipelines.inputs.spool import Spool
 from pipelines.values import Fault, Location
 
 

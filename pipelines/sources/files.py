@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.inputs.storage import FileStat, find_files, glob_root, is_folder, walk_files
 from pipelines.reasons import Reason
 from pipelines.sources.base import Partition
 from pipelines.sources.rows import RowReader, relative_key
-from pipelines.storage import FileStat, find_files, glob_root, is_folder, walk_files
 from pipelines.values import Fault
 from shards.errors import UsageError
 

@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelines.config import SPLIT_NAMES, BuildConfig, SourceConfig
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import (
+    FileStat,
+    find_files,
+    glob_matcher,
+    glob_root,
+    is_folder,
+    is_glob,
+    subfolders,
+    walk_files,
+)
 from pipelines.reasons import Reason
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.rows import label_problem, relative_key
-from pipelines.spool import Spool
-from pipelines.storage import FileStat, find_files, glob_matcher, glob_root, is_folder, is_glob, subfolders, walk_files
 from pipelines.values import Fault, Location
 from shards.errors import UsageError
 

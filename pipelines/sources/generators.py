@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.inputs.spool import Spool
 from pipelines.reasons import Reason
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.payloads import ROLES, field_name, is_text, with_payload
-from pipelines.spool import Spool
 from pipelines.values import Fault
 from shards.errors import ShardsmithError, UsageError
 

@@ -7,9 +7,9 @@ from typing import BinaryIO, Literal, cast
 
 import numpy as np
 
+from pipelines.inputs.storage import exists, file_stat, open_binary
 from pipelines.sources.array_files import ArrayFiles
 from pipelines.sources.stored_arrays import StoredArray, check_length, explain_damage, read_exactly
-from pipelines.storage import exists, file_stat, open_binary
 from shards.errors import UsageError
 
 # NumPy's types by the third byte of the file.

@@ -15,14 +15,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import glob_root, is_folder, open_text
 from pipelines.reasons import Reason
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.files import source_files
 from pipelines.sources.metadata import needed_metadata_files, with_folder_split
 from pipelines.sources.payloads import is_text
 from pipelines.sources.rows import RowReader
-from pipelines.spool import Spool
-from pipelines.storage import glob_root, is_folder, open_text
 from pipelines.values import Fault
 from shards.errors import UsageError
 

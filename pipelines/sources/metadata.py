@@ -7,8 +7,8 @@ They alone say what is an input: files that they do not mention are none.
 from typing import Any
 
 from pipelines.config import SPLIT_NAMES, SourceConfig
+from pipelines.inputs.storage import exists, subfolders
 from pipelines.sources.base import Partition
-from pipelines.storage import exists, subfolders
 from shards.errors import UsageError
 
 NOTE = "metadata"  # of the partitions of such a folder

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import SourceConfig
-from pipelines.forms import array_form, form_problem
+from pipelines.inputs.spool import Spool
+from pipelines.pictures.forms import array_form, form_problem
 from pipelines.reasons import Reason
 from pipelines.sources.base import Row
 from pipelines.sources.rows import USUAL_FIELDS
-from pipelines.spool import Spool
 from pipelines.values import Fault
 
 ROLES = ("image", "features", "path")  # the first that has a value is the payload

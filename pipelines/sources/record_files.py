@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, BinaryIO, NamedTuple
 
+from pipelines.inputs.storage import open_binary
 from pipelines.reasons import Reason
 from pipelines.sources.members import DAMAGE
-from pipelines.storage import open_binary
 from pipelines.values import Fault
 from shards.example import Values, decode_example
 from shards.records import FRAMING_BYTES, LONGEST_RECORD, masked_crc

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from pipelines.config import BuildConfig, ColumnConfig, SourceConfig
+from pipelines.inputs.storage import file_stat, is_remote, join_path, open_text
 from pipelines.reasons import Reason
 from pipelines.sources.base import Partition, Row
 from pipelines.sources.cells import as_list, cast, is_finite_box, is_several, shown, split_text, text_of, unwrap
-from pipelines.storage import file_stat, is_remote, join_path, open_text
 from pipelines.values import Box, Cell, Fault, InputRef, Location, Scalar
 from shards.errors import UsageError
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.forms import array_form
-from pipelines.storage import is_remote, open_binary
+from pipelines.inputs.storage import is_remote, open_binary
+from pipelines.pictures.forms import array_form
 from shards.errors import UsageError
 
 T = TypeVar("T")

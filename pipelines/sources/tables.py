@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.config import BuildConfig, SourceConfig
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import is_folder, is_remote, open_binary, walk_files
 from pipelines.reasons import Reason
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.listings import check_names, matching_files
 from pipelines.sources.metadata import metadata_files, with_folder_split
 from pipelines.sources.payloads import ROLES, field_name, with_payload
 from pipelines.sources.rows import USUAL_FIELDS, relative_key
-from pipelines.spool import Spool
-from pipelines.storage import is_folder, is_remote, open_binary, walk_files
 from pipelines.values import Fault
 from shards.errors import UsageError
 

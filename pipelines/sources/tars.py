@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO
 
+from pipelines.inputs.storage import open_binary
 from pipelines.reasons import Reason
 from pipelines.sources.members import DamagedArchive, Member, clean_name, name_problem
-from pipelines.storage import open_binary
 from pipelines.values import Fault, Location
 
 _OPENERS: dict[bytes, Callable[[Any], Any]] = {

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import BuildConfig, SourceConfig
-from pipelines.forms import array_form
-from pipelines.process import check_size
+from pipelines.inputs.spool import Spool
+from pipelines.inputs.storage import FileStat, exists, open_binary
+from pipelines.pictures.forms import array_form
+from pipelines.pictures.process import check_size
 from pipelines.reasons import Reason, RejectedImage
 from pipelines.sources.base import Kind, Partition, Row
 from pipelines.sources.cells import shown
@@ -22,8 +24,6 @@ from pipelines.sources.files import NOT_SPOOLED, check_roles, file_name, key_pre
 from pipelines.sources.listings import needed
 from pipelines.sources.record_files import Record, is_gzip, read_file
 from pipelines.sources.rows import USUAL_FIELDS, RowReader
-from pipelines.spool import Spool
-from pipelines.storage import FileStat, exists, open_binary
 from pipelines.values import Fault, Location
 from shards.errors import ShardsmithError, UsageError
 from shards.example import Values

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
+from pipelines.inputs.storage import open_binary
 from pipelines.reasons import Reason
 from pipelines.sources.members import DamagedArchive, Member, clean_name, name_problem
-from pipelines.storage import open_binary
 from pipelines.values import Fault, Location
 
 _END, _END64, _LOCATOR64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")

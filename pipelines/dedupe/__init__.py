@@ -1,0 +1,1 @@
+"""Finds duplicates and decides what becomes of them."""

@@ -1,0 +1,1 @@
+"""The end of a build: accounts, checks, descriptions, and the manifest last of all."""

@@ -1,0 +1,1 @@
+"""Where inputs lie and how references to them travel: files, object stores, the spool."""

@@ -1,0 +1,1 @@
+"""Makes the damaged files of a dataset again."""

@@ -1,0 +1,1 @@
+"""One input becomes one record: formats, headers, pixels, arrays, boxes; neither Beam nor TensorFlow."""
