@@ -8,17 +8,21 @@ Training, for one epoch:
   So the global batch at a step is the same set of records for any number of workers, and every worker has the same
   number of steps.
 
-Each epoch reads every record once. Records that do not fill a last global batch are spread over the lanes, and copies
-of them, with weight 0, fill the batch up: they are computed but do not count.
+Each epoch draws every record once. Balanced sampling draws every class equally often instead: what an epoch draws of a
+record is its share of its class, or one more, and the copies of a record are laid in the line apart from each other.
+Draws that do not fill a last global batch are spread over the lanes, and copies of them, with weight 0, fill the batch
+up: they are computed but do not count.
 
 Evaluation reads each record once, in stored order, and pads the last batches with weight 0.
 
-A record is named by its *ordinal*: its number in the split, counting through the shards in manifest order.
+A record is named by its *ordinal*: its number in the split, counting through the shards in manifest order. A draw is
+named by a number too: the ordinal, plus the number of records for each time that the epoch has drawn it before.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +30,7 @@ import numpy.typing as npt
 from shards.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
+Classes = npt.NDArray[np.integer[Any]]  # the class of every record
 LONGEST_SPAN = 256  # of an evaluation block; in training, a span is at most a run long
 
 
@@ -95,6 +100,7 @@ class Block:
 
     Span k is the `count[k]` records from `first[k]` on of shard `shard[k]`. `take` lists, step after step, positions in
     the concatenated spans; `ordinals` and `weights` say which record each is and whether it counts (1) or pads (0).
+    `occurrences` number the draws of a record in its epoch from 0 on.
     """
 
     shard: Ints
@@ -102,6 +108,7 @@ class Block:
     count: Ints
     take: Ints
     ordinals: Ints
+    occurrences: Ints
     weights: npt.NDArray[np.float32]
 
 
@@ -118,20 +125,20 @@ def mix(*parts: int | Ints) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
-class EpochLine:
-    """All runs of an epoch in their permuted order: run k holds the `count[k]` ordinals from `first[k]` on."""
+class RunLine:
+    """Runs in their permuted order, each record drawn once: run k holds the `count[k]` ordinals from `first[k]` on."""
 
     first: Ints
     count: Ints
     start: Ints  # position of each run in the line
 
     @property
-    def records(self) -> int:
-        """How long the line is."""
+    def draws(self) -> int:
+        """As many as there are records."""
         return int(self.count.sum())
 
-    def ordinals(self, begin: int, end: int) -> Ints:
-        """The ordinals at the positions from `begin` up to, not including, `end`."""
+    def between(self, begin: int, end: int) -> Ints:
+        """The ordinals at these positions."""
         low = int(np.searchsorted(self.start, begin, side="right")) - 1
         high = int(np.searchsorted(self.start, end, side="left"))
         runs = [np.arange(f, f + c) for f, c in zip(self.first[low:high], self.count[low:high], strict=True)]
@@ -139,27 +146,86 @@ class EpochLine:
         return np.concatenate(runs)[skipped : skipped + end - begin]
 
 
-def lay_out_epoch(shard_records: Sequence[int], order: Order, epoch: int) -> EpochLine:
-    """Cuts shards into runs and permutes the runs by (seed, epoch)."""
+@dataclass(frozen=True)
+class DrawnLine:
+    """Draws in their permuted order, each of them written out."""
+
+    numbers: Ints
+
+    @property
+    def draws(self) -> int:
+        """As many as are written out."""
+        return len(self.numbers)
+
+    def between(self, begin: int, end: int) -> Ints:
+        """The draws at these positions."""
+        return self.numbers[begin:end]
+
+
+EpochLine = RunLine | DrawnLine
+
+
+def lay_out_epoch(shard_records: Sequence[int], order: Order, epoch: int, classes: Classes | None = None) -> EpochLine:
+    """Cuts shards into runs and permutes the runs by (seed, epoch); with `classes`, each is drawn equally often."""
     sizes = np.asarray(shard_records, dtype=np.int64)
     shard_start = np.concatenate([[0], np.cumsum(sizes)])
     first = np.concatenate([np.arange(a, b, order.run) for a, b in pairwise(shard_start)])
+    if classes is not None:
+        return _lay_out_balanced(first, order, epoch, classes)
     last = np.minimum(first + order.run, shard_start[np.searchsorted(shard_start, first, side="right")])
     shuffled = np.argsort(mix(order.seed, epoch, first), kind="stable")
     count = (last - first)[shuffled]
-    return EpochLine(first=first[shuffled], count=count, start=np.concatenate([[0], np.cumsum(count)[:-1]]))
+    return RunLine(first=first[shuffled], count=count, start=np.concatenate([[0], np.cumsum(count)[:-1]]))
+
+
+def _lay_out_balanced(first: Ints, order: Order, epoch: int, classes: Classes) -> DrawnLine:
+    """Copies of a record are far from each other: what a run's records are drawn once more makes a run of its own."""
+    records = len(classes)
+    times = times_drawn(classes, order, epoch)
+    ordinals = np.repeat(np.arange(records), times)
+    before = (np.arange(len(ordinals)) - np.repeat(np.cumsum(times) - times, times)) * records
+    runs = first[np.searchsorted(first, ordinals, side="right") - 1] + before
+    return DrawnLine((ordinals + before)[np.argsort(mix(order.seed, epoch, runs), kind="stable")])
+
+
+def times_drawn(classes: Classes, order: Order, epoch: int) -> Ints:
+    """How often a balanced epoch draws each record; who is drawn once more than others of its class is by chance."""
+    members = np.bincount(classes)
+    present = int(np.count_nonzero(members))
+    share = balanced_draws(len(classes), present) // present
+    by_class = np.lexsort((mix(order.seed, epoch, 2, np.arange(len(classes))), classes))
+    place = np.empty_like(by_class)
+    place[by_class] = np.arange(len(classes)) - (np.cumsum(members) - members)[classes[by_class]]
+    each, more = np.divmod(share, members[classes])
+    return each + (place < more)
+
+
+def balanced_draws(records: int, classes: int) -> int:
+    """The draws in a balanced epoch: as many as there are records, rounded up to the same number for each class."""
+    return -(-records // classes) * classes
 
 
 def training_blocks(
-    shard_records: Sequence[int], order: Order, *, epoch: int, worker: int, workers: int, start_step: int = 0
+    shard_records: Sequence[int],
+    order: Order,
+    *,
+    epoch: int,
+    worker: int,
+    workers: int,
+    start_step: int = 0,
+    classes: Classes | None = None,
 ) -> Iterator[Block]:
-    """Yields one worker's blocks of an epoch from `start_step` on; each window of steps is one block."""
+    """Yields one worker's blocks of an epoch from `start_step` on; each window of steps is one block.
+
+    `classes` holds the class of every record if each class is to be drawn equally often.
+    """
     order.check_workers(workers)
-    step, steps = start_step, order.steps_per_epoch(sum(shard_records))
-    line = lay_out_epoch(shard_records, order, epoch)
+    order.steps_per_epoch(sum(shard_records))  # refuses too few before they are laid out
+    line = lay_out_epoch(shard_records, order, epoch, classes)
+    step, steps = start_step, order.steps_per_epoch(line.draws)
     lanes = range(worker, order.lanes, workers)
     while step < steps:
-        begin, end = order.window_of(step, line.records)
+        begin, end = order.window_of(step, line.draws)
         batches, counts = _window(line, order, epoch, begin, end)
         # [lane, step, record] -> [step, lane, record]: the batch of a step takes from each lane in turn.
         mine = batches[lanes].swapaxes(0, 1)[step - begin :].ravel()
@@ -169,18 +235,16 @@ def training_blocks(
 
 
 def _window(line: EpochLine, order: Order, epoch: int, begin: int, end: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The ordinals of the steps from `begin` up to `end` as [lane, step, record], and which of them count."""
+    """The draws of the steps from `begin` up to `end` as [lane, step, draw], and which of them count."""
     shape = order.lanes, end - begin, order.per_lane
-    first, last = begin * order.global_batch, min(end * order.global_batch, line.records)
-    ordinals, places = line.ordinals(first, last), np.arange(first, last)
-    if (
-        len(ordinals) < order.global_batch
-    ):  # the last step of the epoch: dealt lane by lane, then once more from the start
-        shuffled = ordinals[np.argsort(_keys(order, epoch, places), kind="stable")]
+    first, last = begin * order.global_batch, min(end * order.global_batch, line.draws)
+    draws, places = line.between(first, last), np.arange(first, last)
+    if len(draws) < order.global_batch:  # the last step of the epoch: dealt lane by lane, then again from the start
+        shuffled = draws[np.argsort(_keys(order, epoch, places), kind="stable")]
         slots = np.arange(order.global_batch).reshape(-1, order.lanes).T.reshape(shape)
-        return shuffled[slots % len(ordinals)], slots < len(ordinals)
+        return shuffled[slots % len(draws)], slots < len(draws)
     keys = _keys(order, epoch, places).reshape(order.lanes, -1)
-    by_lane = np.take_along_axis(ordinals.reshape(order.lanes, -1), np.argsort(keys, axis=1, kind="stable"), axis=1)
+    by_lane = np.take_along_axis(draws.reshape(order.lanes, -1), np.argsort(keys, axis=1, kind="stable"), axis=1)
     return by_lane.reshape(shape), np.ones(shape, np.bool_)
 
 
@@ -188,11 +252,14 @@ def _keys(order: Order, epoch: int, places: Ints) -> npt.NDArray[np.uint64]:
     return mix(order.seed, epoch, 1, places)
 
 
-def global_batch(shard_records: Sequence[int], order: Order, *, step: int) -> Ints:
+def global_batch(shard_records: Sequence[int], order: Order, *, step: int, classes: Classes | None = None) -> Ints:
     """The ordinals that count in the global batch of a step, counted from the start of training; in lane order."""
-    steps = order.steps_per_epoch(sum(shard_records))
-    epoch, start = divmod(step, steps)
-    block = next(training_blocks(shard_records, order, epoch=epoch, worker=0, workers=1, start_step=start))
+    records = sum(shard_records)
+    draws = records if classes is None else balanced_draws(records, len(np.unique(classes)))
+    epoch, start = divmod(step, order.steps_per_epoch(draws))
+    block = next(
+        training_blocks(shard_records, order, epoch=epoch, worker=0, workers=1, start_step=start, classes=classes)
+    )
     counts = block.weights[: order.global_batch] > 0
     return block.ordinals[: order.global_batch][counts]
 
@@ -214,9 +281,10 @@ def evaluation_blocks(
 
 
 def _block(
-    ordinals: Ints, shard_records: Sequence[int], *, longest: int, counts: npt.NDArray[np.bool_] | None = None
+    draws: Ints, shard_records: Sequence[int], *, longest: int, counts: npt.NDArray[np.bool_] | None = None
 ) -> Block:
-    """Finds the spans that hold `ordinals`: stretches of consecutive records within a shard, at most `longest` long."""
+    """Finds the spans that hold the draws: stretches of consecutive records within a shard, at most `longest` long."""
+    occurrences, ordinals = np.divmod(draws, sum(shard_records))
     needed = np.unique(ordinals)
     shard_start = np.concatenate([[0], np.cumsum(np.asarray(shard_records, dtype=np.int64))])
     shard = np.searchsorted(shard_start, needed, side="right") - 1
@@ -229,5 +297,6 @@ def _block(
         count=np.diff(np.append(starts, len(needed))),
         take=np.searchsorted(needed, ordinals),
         ordinals=ordinals,
+        occurrences=occurrences,
         weights=np.ones(len(ordinals), np.float32) if counts is None else counts.astype(np.float32),
     )

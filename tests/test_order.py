@@ -14,10 +14,12 @@ from shards.order import (
     LONGEST_SPAN,
     Block,
     Order,
+    balanced_draws,
     evaluation_blocks,
     global_batch,
     lay_out_epoch,
     mix,
+    times_drawn,
     training_blocks,
 )
 
@@ -29,14 +31,27 @@ class Case:
     shards: tuple[int, ...]
     order: Order
     epoch: int
+    classes: tuple[int, ...] | None = None
 
     @property
     def records(self) -> int:
         return sum(self.shards)
 
     @property
+    def draws(self) -> int:
+        return self.records if self.classes is None else balanced_draws(self.records, len(set(self.classes)))
+
+    @property
     def steps(self) -> int:
-        return self.order.steps_per_epoch(self.records)
+        return self.order.steps_per_epoch(self.draws)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        return None if self.classes is None else np.array(self.classes, np.int32)
+
+    def blocks(self, **values: int) -> Iterator[Block]:
+        values = {"epoch": self.epoch, "worker": 0, "workers": 1} | values
+        return training_blocks(self.shards, self.order, classes=self.labels, **values)
 
 
 @st.composite
@@ -56,6 +71,19 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(tuple(shards), order, epoch=draw(st.integers(0, 1000)))
 
 
+@st.composite
+def balanced_cases(draw: st.DrawFn) -> Case:
+    """Classes of very different sizes, ids without any record, splits of one class: all occur."""
+    case = draw(cases())
+    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 20, 200]), min_size=1, max_size=6))
+    often = [number for number, size in enumerate(sizes) for _ in range(size)] or [3]
+    generator = np.random.default_rng(draw(st.integers(0, 100)))
+    return replace(case, classes=tuple(generator.choice(often, case.records).tolist()))
+
+
+any_cases = st.one_of(cases(), balanced_cases())
+
+
 def worker_counts(case: Case) -> list[int]:
     return [workers for workers in (1, 2, 3, 4) if case.order.lanes % workers == 0]
 
@@ -65,9 +93,7 @@ FILLER = -1
 
 def read(case: Case, *, worker: int = 0, workers: int = 1, start_step: int = 0) -> np.ndarray:
     """What one worker reads in the epoch: [step, record], with FILLER for what does not count."""
-    blocks = training_blocks(
-        case.shards, case.order, epoch=case.epoch, worker=worker, workers=workers, start_step=start_step
-    )
+    blocks = case.blocks(worker=worker, workers=workers, start_step=start_step)
     found = [np.where(block.weights > 0, block.ordinals, FILLER) for block in blocks]
     ordinals = np.concatenate(found) if found else np.zeros(0, np.int64)
     return ordinals.reshape(-1, case.order.global_batch // workers)
@@ -99,6 +125,11 @@ def test_frozen_order() -> None:
     ]
 
 
+def test_frozen_balanced_order() -> None:
+    classes = (0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 2)
+    assert read(Case(FROZEN_SHARDS, FROZEN, 0, classes)).tolist() == [[2, 8, 6, 4], [7, 9, 10, 1], [10, 6, 6, 10]]
+
+
 def test_frozen_hash() -> None:
     # The second number of the splitmix64 generator seeded with 0, as published; then two of our own chains.
     assert mix(0).item() == 0x6E789E6AA1B965F4
@@ -115,20 +146,11 @@ def test_an_epoch_reads_each_record_once_and_fills_only_its_last_batch(case: Cas
 
 
 @thorough
-@given(cases())
+@given(any_cases)
 def test_the_last_batch_is_shared_by_all_lanes_and_filled_with_copies_of_itself(case: Case) -> None:
-    [last] = list(
-        training_blocks(
-            case.shards,
-            case.order,
-            epoch=case.epoch,
-            worker=0,
-            workers=1,
-            start_step=case.records // case.order.global_batch,
-        )
-    ) or [None]
+    [last] = list(case.blocks(start_step=case.draws // case.order.global_batch)) or [None]
     if last is None:
-        assert case.records % case.order.global_batch == 0
+        assert case.draws % case.order.global_batch == 0
         return
     per_lane = last.weights.reshape(case.order.lanes, -1).sum(axis=1)
     assert per_lane.max() - per_lane.min() <= 1
@@ -136,7 +158,7 @@ def test_the_last_batch_is_shared_by_all_lanes_and_filled_with_copies_of_itself(
 
 
 @thorough
-@given(cases())
+@given(any_cases)
 def test_the_global_batch_is_the_same_for_any_number_of_workers(case: Case) -> None:
     expected = np.sort(read(case), axis=1)
     for workers in worker_counts(case):
@@ -146,7 +168,7 @@ def test_the_global_batch_is_the_same_for_any_number_of_workers(case: Case) -> N
 
 
 @thorough
-@given(cases())
+@given(any_cases)
 def test_worker_i_of_n_owns_the_lanes_i_modulo_n(case: Case) -> None:
     lanes = read(case).reshape(case.steps, case.order.lanes, case.order.per_lane)
     for workers in worker_counts(case):
@@ -156,15 +178,15 @@ def test_worker_i_of_n_owns_the_lanes_i_modulo_n(case: Case) -> None:
 
 
 @thorough
-@given(cases(), st.data())
+@given(any_cases, st.data())
 def test_global_batch_counts_steps_through_epochs(case: Case, draw: st.DataObject) -> None:
     step = draw.draw(st.integers(0, case.steps - 1))
-    found = global_batch(case.shards, case.order, step=case.epoch * case.steps + step)
+    found = global_batch(case.shards, case.order, step=case.epoch * case.steps + step, classes=case.labels)
     assert found.tolist() == counted(read(case)[step])
 
 
 @thorough
-@given(cases(), st.data())
+@given(any_cases, st.data())
 def test_resuming_reads_exactly_the_rest(case: Case, draw: st.DataObject) -> None:
     start = draw.draw(st.integers(0, case.steps + 2))
     workers = draw.draw(st.sampled_from(worker_counts(case)))
@@ -175,13 +197,11 @@ def test_resuming_reads_exactly_the_rest(case: Case, draw: st.DataObject) -> Non
 
 
 @thorough
-@given(cases(), st.data())
+@given(any_cases, st.data())
 def test_spans_and_take_rebuild_the_ordinals(case: Case, draw: st.DataObject) -> None:
     workers = draw.draw(st.sampled_from(worker_counts(case)))
     start = draw.draw(st.integers(0, case.steps - 1))
-    for block in training_blocks(
-        case.shards, case.order, epoch=case.epoch, worker=workers - 1, workers=workers, start_step=start
-    ):
+    for block in case.blocks(worker=workers - 1, workers=workers, start_step=start):
         records = np.array(list(open_spans(block, case.shards)))
         assert records[block.take].tolist() == block.ordinals.tolist()
         assert set(block.take.tolist()) == set(range(len(records)))  # nothing is read in vain
@@ -190,12 +210,12 @@ def test_spans_and_take_rebuild_the_ordinals(case: Case, draw: st.DataObject) ->
 
 
 @thorough
-@given(cases())
+@given(any_cases)
 def test_blocks_are_windows_of_whole_steps(case: Case) -> None:
-    blocks = list(training_blocks(case.shards, case.order, epoch=case.epoch, worker=0, workers=1))
+    blocks = list(case.blocks())
     steps = [len(block.ordinals) // case.order.global_batch for block in blocks]
     assert sum(steps) == case.steps
-    if case.records % case.order.global_batch:
+    if case.draws % case.order.global_batch:
         assert steps.pop() == 1  # the batch that is not full stands alone
     assert steps[:-1] == [case.order.steps_per_window] * (len(steps) - 1)
     assert steps[-1] <= case.order.steps_per_window
@@ -214,7 +234,64 @@ def test_runs_cover_each_record_once_and_stay_within_shards(case: Case) -> None:
         assert np.searchsorted(starts, first, side="right") == np.searchsorted(starts, first + count - 1, side="right")
         covered += range(first, first + count)
     assert sorted(covered) == list(range(case.records))
-    assert line.ordinals(0, case.records).tolist() == covered
+    assert line.between(0, case.records).tolist() == covered
+
+
+@thorough
+@given(balanced_cases())
+def test_a_balanced_epoch_draws_each_class_equally_often_and_records_of_a_class_almost(case: Case) -> None:
+    drawn = np.bincount(counted(read(case)), minlength=case.records)
+    share, rest = divmod(case.draws, len(set(case.classes)))
+    assert rest == 0
+    assert case.records <= case.draws < case.records + len(set(case.classes))
+    for each in set(case.classes):
+        times = drawn[case.labels == each]
+        assert times.sum() == share
+        assert set(times.tolist()) <= {share // len(times), -(-share // len(times))}
+
+
+@thorough
+@given(balanced_cases())
+def test_the_draws_of_a_record_are_numbered(case: Case) -> None:
+    seen = [
+        (ordinal, occurrence)
+        for block in case.blocks()
+        for ordinal, occurrence, weight in zip(block.ordinals, block.occurrences, block.weights, strict=True)
+        if weight
+    ]
+    times = times_drawn(case.labels, case.order, case.epoch)
+    assert sorted(seen) == [(ordinal, n) for ordinal in range(case.records) for n in range(times[ordinal])]
+
+
+@thorough
+@given(cases())
+def test_what_is_balanced_already_is_read_in_the_natural_order(case: Case) -> None:
+    assert read(replace(case, classes=tuple(range(case.records)))).tolist() == read(case).tolist()
+
+
+RARE = Case(
+    (2000, 2000),
+    Order(seed=5, global_batch=40, lanes=4, run=8, window=64),
+    epoch=0,
+    classes=(0,) * 1990 + (1,) * 20 + (0,) * 1990,
+)
+
+
+def test_a_rare_class_is_spread_over_the_epoch() -> None:
+    rare = RARE.labels[read(RARE)] == 1
+    assert rare.sum() == RARE.draws / 2
+    # A window of 256 draws expects 128 of the rare class. Copies of a record that stayed together, a hundred in a row,
+    # would make windows without any.
+    windows = rare[: len(rare) // 6 * 6].reshape(-1, 240).mean(axis=1)
+    assert windows.min() > 0.2
+    assert windows.max() < 0.8
+
+
+def test_which_records_are_drawn_once_more_changes_with_the_epoch() -> None:
+    times = [times_drawn(RARE.labels, RARE.order, epoch) for epoch in (0, 1)]
+    common = RARE.labels == 0
+    assert times[0][common].max() == 1  # half of the common ones are left out
+    assert 0.4 < (times[0] == times[1])[common].mean() < 0.6
 
 
 LARGE = Case((300, 0, 200, 500), Order(seed=3, global_batch=40, lanes=4, run=8, window=64), epoch=0)
