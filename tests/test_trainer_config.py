@@ -18,8 +18,10 @@ from trainer.config import TrainConfig
 from trainer.learning.model import build_model, build_optimizer
 from trainer.learning.schedule import make_schedule
 from trainer.learning.state import Checkpoints, build_state, find_checkpoint
+from trainer.reading.checks import check_training
 from trainer.reading.dataset import Share, training_dataset
-from trainer.reading.source import Source, check_training, find_geometry, open_source
+from trainer.reading.plan import global_batches
+from trainer.reading.source import Source, find_geometry, open_source
 from trainer.running.cluster import Cluster
 from trainer.running.strategy import make_strategy, open_workplace
 
@@ -29,12 +31,16 @@ STORED_8 = {"image": {"resize": {"mode": "exact", "size": 8, "width": None, "hei
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures = random_pictures(30)
-    splits = {"train": pictures[:24], "validation": pictures[24:], "other": pictures[::-1]}
+    splits = {"train": [*pictures[:21], *pictures[:9:3]], "validation": pictures[24:], "other": pictures[::-1]}
     return write_dataset(tmp_path_factory.mktemp("data"), splits)
 
 
 def order(config: TrainConfig) -> Any:
     return global_batch([40, 30], config.order, step=0).tolist()
+
+
+def plan(config: TrainConfig) -> Any:
+    return next(global_batches(config, open_source(config).split("train"), start_step=0)).tolist()
 
 
 def geometry(config: TrainConfig) -> Any:
@@ -117,6 +123,7 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "input.lanes": (2, 3, order),
     "input.run": (4, 5, order),
     "input.shuffle_records": (12, 24, order),
+    "input.sampling": ("natural", "balanced", plan),
     "input.prefetch": (1, 2, prefetched),
     "model.name": ("small_cnn", "trainer.learning.model:small_cnn", lambda config: config.model.name),
     "model.image_size": (8, 16, model),

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -155,8 +156,13 @@ def _write_split(
                 inputs="",
             )
         )
+    given = Counter(name for _, label in examples for name in _label(kind, label, labels).get("label_name", []))
     return SplitEntry(
-        name=name, records=len(examples), bytes=sum(e.bytes for e in entries), labels={}, shards=tuple(entries)
+        name=name,
+        records=len(examples),
+        bytes=sum(e.bytes for e in entries),
+        labels={name.decode(): count for name, count in sorted(given.items())},
+        shards=tuple(entries),
     )
 
 

@@ -16,7 +16,8 @@ from trainer.commands.request import (
 )
 from trainer.config import TrainConfig
 from trainer.quiet import import_tensorflow
-from trainer.reading.source import Rows, Source, check_training, open_source
+from trainer.reading.checks import check_training
+from trainer.reading.source import Rows, Source, open_source
 from trainer.running.cluster import Cluster
 from trainer.running.signals import hold, listen
 from trainer.running.workers import run_workers
@@ -58,7 +59,7 @@ def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:
     split, name = source.split(config.splits.train), config.model.name_for(rows=isinstance(source.form, Rows))
     print(
         f"training {name} on {split.records:,} {source.form} {source.goal}, "
-        f"{config.total_steps(split.records):,} steps of {config.global_batch}"
+        f"{config.total_steps(split.draws(config.input.sampling)):,} steps of {config.global_batch}"
         + (f", worker {cluster.index} of {cluster.workers}" if cluster.workers > 1 else ""),
         flush=True,
     )

@@ -39,7 +39,7 @@ def train(config: TrainConfig, source: Source, workplace: Workplace) -> Outcome:
     with closing(Checkpoints(state, config, workplace.cluster)) as checkpoints:
         first = checkpoints.restore_latest()
         _check_same_start(workplace, first, config.output)
-        schedule = make_schedule(config, source.split(config.splits.train).records)
+        schedule = make_schedule(config, source.split(config.splits.train).draws(config.input.sampling))
         evaluation = None
         if first < schedule.total:
             _announce(first, schedule.total)

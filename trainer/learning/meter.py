@@ -15,7 +15,7 @@ class Meter:
     def __init__(self, config: TrainConfig, source: Source, state: State) -> None:
         """Begins with nothing."""
         self._score_name, self._noun = state.task.score, state.inputs.noun
-        self._epoch = config.order.steps_per_epoch(source.split(config.splits.train).records)
+        self._epoch = config.order.steps_per_epoch(source.split(config.splits.train).draws(config.input.sampling))
         self._reset()
 
     def _reset(self) -> None:

@@ -51,7 +51,7 @@ class State:
 
 def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
     """Fresh variables, placed by the strategy."""
-    total = config.total_steps(source.split(config.splits.train).records)
+    total = config.total_steps(source.split(config.splits.train).draws(config.input.sampling))
     inputs, task = make_inputs(source.form), make_task(source)
     with strategy.scope():
         model = build_model(config.model, classes=task.outputs, **inputs.shape)

@@ -12,9 +12,11 @@ Tensor = Any
 _CROP, _SHIFT, _FLIP = range(3)
 
 
-def record_seed(seed: int, *, epoch: Tensor, ordinal: Tensor) -> Tensor:
-    """The int64 [2] seed of one record in one epoch."""
-    return tf.stack([tf.cast(epoch, tf.int64) * 2**31 + seed, tf.cast(ordinal, tf.int64)])
+def record_seed(seed: int, *, epoch: Tensor, ordinal: Tensor, occurrence: Tensor = 0) -> Tensor:
+    """The int64 [2] seed of one record in one epoch, another one each time that the epoch draws it."""
+    return tf.stack(
+        [tf.cast(epoch, tf.int64) * 2**31 + seed, tf.cast(occurrence, tf.int64) * 2**40 + tf.cast(ordinal, tf.int64)]
+    )
 
 
 def prepare_training(data: Tensor, geometry: Geometry, config: AugmentConfig, *, seed: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ BLOCK_SIGNATURE = {
     "count": tf.TensorSpec([None], tf.int64),
     "take": tf.TensorSpec([None], tf.int64),
     "ordinal": tf.TensorSpec([None], tf.int64),
+    "occurrence": tf.TensorSpec([None], tf.int64),
     "weight": tf.TensorSpec([None], tf.float32),
     "epoch": tf.TensorSpec([None], tf.int64),
 }
@@ -82,7 +83,7 @@ def record_features(source: Source) -> Features:
 
 
 def training_records(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
-    """One worker's records in training order, still encoded: the features, key, ordinal, epoch and weight."""
+    """One worker's records in training order, still encoded: features, key, ordinal, occurrence, epoch and weight."""
     split = source.split(config.splits.train)
 
     def plan() -> Iterator[tuple[int, Block]]:
@@ -127,6 +128,7 @@ def _describe(block: Block, split: Split, epoch: int) -> dict[str, Any]:
         "count": block.count,
         "take": block.take,
         "ordinal": block.ordinals,
+        "occurrence": block.occurrences,
         "weight": block.weights,
         "epoch": np.full(len(block.take), epoch),
     }
@@ -154,7 +156,7 @@ def _open_span(span: dict[str, Tensor]) -> Dataset:
 
 def _arrange(serialized: Tensor, block: dict[str, Tensor], features: Features) -> dict[str, Tensor]:
     records = tf.io.parse_example(tf.gather(serialized, block["take"]), features | KEY)
-    return records | {name: block[name] for name in ("ordinal", "epoch", "weight")}
+    return records | {name: block[name] for name in ("ordinal", "occurrence", "epoch", "weight")}
 
 
 def _batches(

@@ -74,7 +74,8 @@ class PictureInputs(Inputs):
 
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
         """The picture, changed by (seed, epoch, record) alone."""
-        seed = record_seed(config.seed, epoch=record["epoch"], ordinal=record["ordinal"])
+        numbers = {name: record[name] for name in ("epoch", "ordinal", "occurrence")}
+        seed = record_seed(config.seed, **numbers)
         return prepare_training(record["image"], self.geometry, config.augment, seed=seed)
 
     def for_evaluation(self, record: Record) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from shards.order import Block, Ints, training_blocks
 from trainer.config import TrainConfig
+from trainer.reading.sampling import read_classes
 from trainer.reading.source import Split
 
 
@@ -11,10 +12,18 @@ def training_plan(
     config: TrainConfig, split: Split, *, worker: int, workers: int, start_step: int
 ) -> Iterator[tuple[int, Block]]:
     """Yields one worker's (epoch, block) from `start_step` on, without end."""
-    epoch, first = divmod(start_step, config.order.steps_per_epoch(split.records))
+    sampling = config.input.sampling
+    classes = read_classes(split) if sampling == "balanced" else None
+    epoch, first = divmod(start_step, config.order.steps_per_epoch(split.draws(sampling)))
     while True:
         for block in training_blocks(
-            split.shard_records, config.order, epoch=epoch, worker=worker, workers=workers, start_step=first
+            split.shard_records,
+            config.order,
+            epoch=epoch,
+            worker=worker,
+            workers=workers,
+            start_step=first,
+            classes=classes,
         ):
             yield epoch, block
         epoch, first = epoch + 1, 0

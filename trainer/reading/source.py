@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.errors import ShardsmithError, UsageError
-from shards.manifest import FeatureEntry, LabelKind, Manifest, SplitEntry, read_manifest
+from shards.manifest import FeatureEntry, LabelKind, Manifest, read_manifest
+from shards.order import balanced_draws
 from shards.records import read_index
 from trainer.config import TrainConfig
-from trainer.reading.settings import AugmentConfig
+from trainer.reading.settings import AugmentConfig, Sampling
 
 TRANSFORM_FN = "transform_fn"
 LABEL_FEATURES = {"single": ("label", "int64"), "multi": ("label", "int64"), "regression": ("target", "float")}
@@ -52,17 +53,22 @@ class Rows:
 
 @dataclass(frozen=True)
 class Split:
-    """One split's files: paths, indexes and record counts, in manifest order."""
+    """One split's files: paths, indexes and record counts, in manifest order; and how many classes have examples."""
 
     name: str
     paths: tuple[str, ...]
     indexes: tuple[str, ...]
     shard_records: tuple[int, ...]
+    classes: int = 0
 
     @property
     def records(self) -> int:
         """Examples in the split."""
         return sum(self.shard_records)
+
+    def draws(self, sampling: Sampling) -> int:
+        """Examples in an epoch of training."""
+        return balanced_draws(self.records, self.classes) if sampling == "balanced" else self.records
 
     @cached_property
     def _rows(self) -> Any:
@@ -82,6 +88,10 @@ class Split:
                 "mend it with `python -m pipelines repair`"
             )
         return rows
+
+    def offsets(self, shard: int) -> npt.NDArray[np.int64]:
+        """Where the records of a shard begin in its file."""
+        return self._rows(shard)[:, 0]
 
     def extent(self, shard: int, first: int, count: int) -> tuple[int, int]:
         """Where `count` records from `first` on lie in the shard's file: (offset, bytes)."""
@@ -186,45 +196,8 @@ def find_split(directory: Path, manifest: Manifest, name: str) -> Split:
         paths=tuple(str(directory / shard.path) for shard in entry.shards),
         indexes=tuple(str(directory / shard.index) for shard in entry.shards),
         shard_records=tuple(shard.records for shard in entry.shards),
+        classes=sum(1 for count in entry.labels.values() if count),
     )
-
-
-def check_training(config: TrainConfig, source: Source, *, workers: int) -> None:
-    """Refuses numbers that do not fit together: batch, lanes, workers and examples."""
-    config.order.check_workers(workers)
-    _check_splits(config, source.manifest)
-    split: SplitEntry = source.manifest.split(config.splits.train)
-    if split.records < config.global_batch:
-        most = split.records // config.input.lanes * config.input.lanes
-        remedy = f"set global_batch to at most {most}" if most else "set both global_batch and input.lanes lower"
-        raise UsageError(
-            f"split {split.name!r} has {split.records} examples, fewer than one global batch of {config.global_batch}; "
-            f"{remedy} (it must be a multiple of input.lanes, which is {config.input.lanes})"
-        )
-    if config.evaluate_every_epochs is not None:
-        source.split(config.splits.evaluate)
-
-
-def _check_splits(config: TrainConfig, manifest: Manifest) -> None:
-    names = [split.name for split in manifest.splits]
-    asked = {"train": config.splits.train}
-    if config.evaluate_every_epochs is not None:
-        asked["evaluate"] = config.splits.evaluate
-    for role, name in asked.items():
-        if name not in names:
-            raise UsageError(
-                f"the dataset has no split {name!r} to {role}; it has {', '.join(names)}; "
-                f"choose one with --set splits.{role}=NAME"
-            )
-
-
-def check_replicas(config: TrainConfig, replicas: int) -> None:
-    """Refuses a global batch that the replicas cannot share evenly."""
-    if config.global_batch % replicas:
-        raise UsageError(
-            f"global_batch {config.global_batch} cannot be shared by {replicas} replicas; "
-            f"choose a multiple of {replicas}"
-        )
 
 
 def find_input(manifest: Manifest, directory: Path) -> FeatureEntry:

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from shards.errors import UsageError
 from trainer.config import StrategyName, TrainConfig
+from trainer.reading.checks import check_replicas
 from trainer.reading.dataset import Share
-from trainer.reading.source import check_replicas
 from trainer.running.cluster import Cluster
 
 Dataset = Any

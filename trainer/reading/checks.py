@@ -1,0 +1,53 @@
+"""Settings held against the dataset before anything starts: what does not fit is refused, with what to change."""
+
+from shards.errors import UsageError
+from shards.manifest import Manifest, SplitEntry
+from trainer.config import TrainConfig
+from trainer.reading.source import Source
+
+
+def check_training(config: TrainConfig, source: Source, *, workers: int) -> None:
+    """Refuses numbers that do not fit together (batch, lanes, workers, examples), and what the labels do not allow."""
+    config.order.check_workers(workers)
+    _check_splits(config, source.manifest)
+    _check_sampling(config, source)
+    split: SplitEntry = source.manifest.split(config.splits.train)
+    if split.records < config.global_batch:
+        most = split.records // config.input.lanes * config.input.lanes
+        remedy = f"set global_batch to at most {most}" if most else "set both global_batch and input.lanes lower"
+        raise UsageError(
+            f"split {split.name!r} has {split.records} examples, fewer than one global batch of {config.global_batch}; "
+            f"{remedy} (it must be a multiple of input.lanes, which is {config.input.lanes})"
+        )
+    if config.evaluate_every_epochs is not None:
+        source.split(config.splits.evaluate)
+
+
+def _check_sampling(config: TrainConfig, source: Source) -> None:
+    if config.input.sampling == "balanced" and source.label_kind != "single":
+        raise UsageError(
+            f"input.sampling balanced needs one class per example; {config.dataset} has examples {source.goal}; "
+            "set input.sampling to natural"
+        )
+
+
+def _check_splits(config: TrainConfig, manifest: Manifest) -> None:
+    names = [split.name for split in manifest.splits]
+    asked = {"train": config.splits.train}
+    if config.evaluate_every_epochs is not None:
+        asked["evaluate"] = config.splits.evaluate
+    for role, name in asked.items():
+        if name not in names:
+            raise UsageError(
+                f"the dataset has no split {name!r} to {role}; it has {', '.join(names)}; "
+                f"choose one with --set splits.{role}=NAME"
+            )
+
+
+def check_replicas(config: TrainConfig, replicas: int) -> None:
+    """Refuses a global batch that the replicas cannot share evenly."""
+    if config.global_batch % replicas:
+        raise UsageError(
+            f"global_batch {config.global_batch} cannot be shared by {replicas} replicas; "
+            f"choose a multiple of {replicas}"
+        )
