@@ -7,8 +7,9 @@ from typing import Any
 
 from shards.errors import DONE, UsageError
 from trainer.commands.request import config_command, load_config
+from trainer.reading.checks import check_training
 from trainer.reading.keys import keys_of_steps
-from trainer.reading.source import check_training, open_source
+from trainer.reading.source import open_source
 
 
 def add_parser(commands: Any) -> None:
@@ -29,8 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_source(config)
     check_training(config, source, workers=1)
     split = source.split(config.splits.train)
-    first, end = parse_steps(arguments.steps, total=config.total_steps(split.records))
-    per_epoch = config.order.steps_per_epoch(split.records)
+    draws = split.draws(config.input.sampling)
+    first, end = parse_steps(arguments.steps, total=config.total_steps(draws))
+    per_epoch = config.order.steps_per_epoch(draws)
     for step, keys in keys_of_steps(config, split, first, end):
         if arguments.json:
             print(json.dumps({"step": step, "epoch": step // per_epoch, "keys": keys}, ensure_ascii=False))

@@ -89,18 +89,15 @@ class Split:
             )
         return rows
 
-    def offsets(self, shard: int) -> npt.NDArray[np.int64]:
-        """Where the records of a shard begin in its file."""
-        return self._rows(shard)[:, 0]
-
     def extent(self, shard: int, first: int, count: int) -> tuple[int, int]:
         """Where `count` records from `first` on lie in the shard's file: (offset, bytes)."""
         rows = self._rows(shard)[first : first + count]
         return int(rows[0, 0]), int(rows[:, 1].sum())
 
-    def offsets(self, shard: int, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where each of some records of a shard begins in its file."""
-        return self._rows(shard)[records, 0]
+    def offsets(self, shard: int, records: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+        """Where each of some records of a shard, by default of all, begins in its file."""
+        rows = self._rows(shard) if records is None else self._rows(shard)[records]
+        return rows[:, 0]
 
 
 @dataclass(frozen=True)
