@@ -20,6 +20,7 @@ FORWARDED = (
     "output",
     "split",
     "checkpoint",
+    "record_keys",
 )
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     """Declares the command."""
     parser = config_command(commands, "train", run, "train, or resume, the run that CONFIG describes")
+    parser.add_argument(
+        "--record-keys", action="store_true", help="write the keys of the examples of each step to OUTPUT/keys; slower"
+    )
     add_worker_flags(parser)
 
 
@@ -48,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     workplace = open_workplace(config, cluster, threads=arguments.threads)
     listen(workplace.leaving)
-    outcome = train(config, source, workplace)
+    outcome = train(config, source, workplace, record_keys=arguments.record_keys)
     _tell_outcome(config, outcome, seconds=time.monotonic() - started)
     print(f"next     {other_command(arguments, 'export')}", flush=True)
     workplace.wait_for_all()

@@ -9,6 +9,7 @@ from shards.errors import RestartMe, ShardsmithError
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
 from trainer.judging.results import Evaluation
+from trainer.learning.consumed import Recorder
 from trainer.learning.faults import bad_loss, explained
 from trainer.learning.meter import Meter
 from trainer.learning.schedule import Schedule, make_schedule
@@ -30,8 +31,8 @@ class Outcome:
     weights: str
 
 
-def train(config: TrainConfig, source: Source, workplace: Workplace) -> Outcome:
-    """Trains to the end of the run from wherever its newest checkpoint is."""
+def train(config: TrainConfig, source: Source, workplace: Workplace, *, record_keys: bool = False) -> Outcome:
+    """Trains to the end of the run from wherever its newest checkpoint is; writes what it consumes if told to."""
     run = check_run(config, source)
     if workplace.cluster.is_chief:
         write_run(config, run)
@@ -43,7 +44,16 @@ def train(config: TrainConfig, source: Source, workplace: Workplace) -> Outcome:
         evaluation = None
         if first < schedule.total:
             _announce(first, schedule.total)
-            evaluation = Loop(config, source, workplace, state=state, schedule=schedule, checkpoints=checkpoints).run()
+            recorder = Recorder(config, source, workplace) if record_keys else None
+            evaluation = Loop(
+                config,
+                source,
+                workplace,
+                state=state,
+                schedule=schedule,
+                checkpoints=checkpoints,
+                recorder=recorder,
+            ).run()
     step = int(state.step.numpy())
     return Outcome(
         first_step=first,
@@ -71,10 +81,12 @@ class Loop:
         state: State,
         schedule: Schedule,
         checkpoints: Checkpoints,
+        recorder: Recorder | None = None,
     ) -> None:
         """Prepares the inputs of training and evaluation; nothing is read yet."""
         self._source, self._state, self._schedule, self._checkpoints = source, state, schedule, checkpoints
-        self._stepper = Stepper(config, source, workplace, state=state)
+        self._workplace, self._recorder = workplace, recorder
+        self._stepper = Stepper(config, source, workplace, state=state, recorder=recorder)
         self._meter = Meter(config, source, state)
         self._evaluator = (
             Evaluator(config, source, workplace, state=state, split=config.splits.evaluate)
@@ -90,13 +102,19 @@ class Loop:
         with Reporter(self._schedule.total, first_step=step, output=self._output) as reporter:
             while step < self._schedule.total:
                 with explained(self._source):
-                    stretch = self._stepper.run(self._schedule.next_stop(step) - step)
+                    stretch = self._stepper.run(self._steps_from(step))
                 step += stretch.steps
+                if self._recorder:
+                    self._recorder.write(step - 1)
                 self._check(stretch, step)
                 self._do_what_is_due(step, reporter)
                 if stretch.leaving and step < self._schedule.total:
                     self._leave(step)
         return self._evaluation
+
+    def _steps_from(self, step: int) -> int:
+        """How many steps to do in one call: up to the next thing that is due, one by one if each is recorded."""
+        return 1 if self._recorder else self._schedule.next_stop(step) - step
 
     def _check(self, stretch: Stretch, step: int) -> None:
         if not math.isfinite(stretch.loss):
@@ -108,16 +126,21 @@ class Loop:
         if schedule.is_due(schedule.log, step):
             reporter.training(self._meter.read(step))
         if schedule.is_due(schedule.save, step):
-            self._checkpoints.save()
+            self._save()
         if self._evaluator and schedule.is_due(schedule.evaluate, step):
             self._evaluation = self._evaluator.evaluate(step)
             reporter.evaluation(self._evaluation)
         self._meter.pause()
 
+    def _save(self) -> None:
+        if self._recorder:
+            self._workplace.wait_for_all()  # what is saved as done must have been recorded by everyone
+        self._checkpoints.save()
+
     def _leave(self, step: int) -> None:
         """Saves, on all workers together, because one of them has been asked to end."""
         if not self._schedule.is_due(self._schedule.save, step):
-            self._checkpoints.save()
+            self._save()
         raise RestartMe(f"stopped on request; saved step {step}, and the same command resumes there")
 
 

@@ -51,7 +51,7 @@ class Share:
 
 
 def training_dataset(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
-    """Batches {image or features, label or target, weight} from `start_step` on, epoch after epoch.
+    """Batches {image or features, label or target, weight, ordinal, fingerprint} from `start_step` on, without end.
 
     Pictures are changed at random as the config says.
     """
@@ -171,10 +171,21 @@ def _batches(
 
     def example(record: dict[str, Tensor]) -> dict[str, Tensor]:
         target = task.target(record[task.feature])
-        return {inputs.feature: prepare(record), task.feature: target, "weight": record["weight"]}
+        return {
+            inputs.feature: prepare(record),
+            task.feature: target,
+            "weight": record["weight"],
+            "ordinal": record["ordinal"],
+            "fingerprint": fingerprint(record["key"]),
+        }
 
     decoded = records.map(example, num_parallel_calls=share.threads, deterministic=True)
     return decoded.batch(share.batch, drop_remainder=True).prefetch(config.input.prefetch).with_options(_options())
+
+
+def fingerprint(key: Tensor) -> Tensor:
+    """A number for each key, for batches: text cannot go to every device."""
+    return tf.strings.to_hash_bucket_fast(key, 2**63 - 1)
 
 
 def _options() -> Any:
