@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,10 +16,13 @@ from shards.errors import ShardsmithError, UsageError
 from shards.order import global_batch
 from shards.settings import load_settings
 from trainer.config import TrainConfig
-from trainer.learning.model import build_model, build_optimizer
+from trainer.learning.model import build_model
+from trainer.learning.optimizer import LearningRate, build_optimizer
+from trainer.learning.rates import plan_rates
 from trainer.learning.schedule import make_schedule
 from trainer.learning.state import Checkpoints, build_state, find_checkpoint
-from trainer.reading.checks import check_training
+from trainer.learning.update import Update
+from trainer.reading.checks import check_replicas, check_training
 from trainer.reading.dataset import Share, training_dataset
 from trainer.reading.plan import global_batches
 from trainer.reading.source import Source, find_geometry, open_source
@@ -63,7 +67,20 @@ def model(config: TrainConfig) -> Any:
 
 
 def optimizer(config: TrainConfig) -> Any:
-    return build_optimizer(config.optimizer, total_steps=10).get_config()
+    rate = LearningRate(plan_rates(config, records=70))
+    return build_optimizer(config.optimizer, rate, variables=[]).get_config() | rate.get_config()
+
+
+def average(config: TrainConfig) -> Any:
+    return build_state(config, open_source(config), tf.distribute.get_strategy()).average is None
+
+
+def loss(config: TrainConfig) -> Any:
+    state = build_state(config, open_source(config), tf.distribute.get_strategy())
+    share = Share(worker=0, workers=1, batch=6, threads=1)
+    batch = next(iter(training_dataset(config, open_source(config), share, start_step=0)))
+    keras.utils.set_random_seed(1)
+    return float(Update(config, state, replicas=1)(batch)[0])
 
 
 def prefetched(config: TrainConfig) -> Any:
@@ -129,11 +146,24 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "model.image_size": (8, 16, model),
     "model.dropout": (0.1, 0.2, model),
     "model.arguments": ({"width": 2}, {"width": 3}, model),
+    "model.freeze": ([], ["conv1"], model),
+    "model.precision": ("float32", "bfloat16", model),
     "optimizer.name": ("adam", "sgd", optimizer),
     "optimizer.learning_rate": (0.1, 0.2, optimizer),
+    "optimizer.base_batch": (3, 12, optimizer),
     "optimizer.schedule": ("constant", "cosine", optimizer),
-    "optimizer.momentum": (0.1, 0.9, lambda c: optimizer(make_config("", optimizer=_sgd(c)))),
+    "optimizer.final_learning_rate": (0.0, 1e-4, optimizer),
+    "optimizer.step_epochs": ([1], [2], optimizer),
+    "optimizer.step_factor": (0.1, 0.2, optimizer),
+    "optimizer.warmup_steps": (1, 2, optimizer),
+    "optimizer.warmup_epochs": (0.1, 0.2, optimizer),
+    "optimizer.momentum": (0.1, 0.9, optimizer),
+    "optimizer.nesterov": (False, True, optimizer),
     "optimizer.weight_decay": (0.0, 0.1, optimizer),
+    "optimizer.clip_norm": (None, 1.0, optimizer),
+    "optimizer.accumulate": (1, 2, lambda config: refusal(lambda: check_replicas(config, 2))),
+    "optimizer.ema": (None, 0.9, average),
+    "loss.label_smoothing": (0.0, 0.1, loss),
     "augment.flip": (False, True, first_batch),
     "augment.shift": (0, 2, first_batch),
     "augment.crop": (False, True, lambda c: find_geometry(c, {"image": {"resize": {"mode": "exact", "size": 9}}})),
@@ -146,8 +176,15 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
 }
 
 
-def _sgd(config: TrainConfig) -> dict[str, Any]:
-    return config.optimizer.model_dump() | {"name": "sgd"}
+# What a setting needs beside itself.
+NEEDS: dict[str, dict[str, Any]] = {
+    "optimizer.final_learning_rate": {"optimizer__schedule": "cosine"},
+    "optimizer.step_epochs": {"optimizer__schedule": "step"},
+    "optimizer.step_factor": {"optimizer__schedule": "step", "optimizer__step_epochs": [1]},
+    "optimizer.warmup_epochs": {"steps": 12},
+    "optimizer.momentum": {"optimizer__name": "sgd"},
+    "optimizer.nesterov": {"optimizer__name": "sgd", "optimizer__momentum": 0.9},
+}
 
 
 def fields(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -162,20 +199,15 @@ def test_every_field_is_in_the_table() -> None:
     assert list(EFFECTS) == list(fields(TrainConfig))
 
 
-@pytest.mark.parametrize("field", [name for name in EFFECTS if name not in ("epochs", "optimizer.momentum")])
+@pytest.mark.parametrize("field", [name for name in EFFECTS if name != "epochs"])
 def test_field_changes_the_result(field: str, dataset: Path, tmp_path: Path) -> None:
     one, other, observe = EFFECTS[field]
-    values = {"model__arguments": {"width": 2}, "model__image_size": 8}
+    values = {"model__arguments": {"width": 2}, "model__image_size": 8} | NEEDS.get(field, {})
     seen = []
     for number, value in enumerate((one, other)):
         places = {"dataset": dataset, "output": tmp_path / str(number)}
         seen.append(observe(make_config(**places | values | {field.replace(".", "__"): value})))
     assert seen[0] != seen[1]
-
-
-def test_momentum_changes_sgd() -> None:
-    one, other = (make_config("", optimizer={"name": "sgd", "momentum": value}) for value in (0.1, 0.9))
-    assert optimizer(one)["momentum"] != optimizer(other)["momentum"]
 
 
 def test_epochs_are_whole_global_batches_the_last_one_filled_up() -> None:
@@ -188,7 +220,6 @@ def test_epochs_are_whole_global_batches_the_last_one_filled_up() -> None:
     [
         ({"epochs": 2}, "set either epochs or steps"),
         ({"steps": None}, "set either epochs or steps"),
-        ({"optimizer__momentum": 0.9}, "momentum is a setting of sgd, not of adam"),
         ({"global_batch": "6"}, "global_batch: Input should be a valid integer"),
         ({"augment__shfit": 1}, "unknown key 'shfit' in augment; did you mean 'shift'?"),
         ({"seed": 2**31}, "seed: Input should be less than 2147483648"),

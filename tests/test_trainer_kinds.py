@@ -85,7 +85,7 @@ def test_rows_are_learnt(trained: Trained) -> None:
 def test_metrics_have_the_names_of_their_kind(trained: Trained) -> None:
     lines = [json.loads(line) for line in (Path(trained.config.output) / "metrics.jsonl").read_text().splitlines()]
     score = {"single": "accuracy", "multi": "exact_match", "regression": "mae"}[trained.kind]
-    assert list(lines[0]) == ["split", "step", "epoch", "loss", score, "rows_per_second"]
+    assert list(lines[0]) == ["split", "step", "epoch", "loss", score, "learning_rate", "rows_per_second"]
     judged = {"single": ["accuracy"], "multi": ["f1", "precision", "recall", score], "regression": ["mae"]}
     evaluation = next(line for line in lines if line["split"] == "test")
     assert list(evaluation) == ["split", "step", "loss", *judged[trained.kind], "examples"]

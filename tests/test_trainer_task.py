@@ -45,6 +45,20 @@ def test_multi_counts_decisions() -> None:
     assert result.table()[1] == ["a", "2", "1", "1", "1.0000", "0.5000", "0.6667"]
 
 
+def test_smoothing_is_cross_entropy_with_soft_targets() -> None:
+    outputs = np.array([[2.0, 0.0, -1.0], [0.5, 3.0, 0.0]], np.float32)
+    log_softmax = outputs - np.log(np.exp(outputs).sum(axis=1, keepdims=True))
+    soft = np.array([[0.8, 0.1, 0.1], [0.1, 0.1, 0.8]])
+    losses = SINGLE.losses(tf.constant(outputs), tf.constant([0, 2], tf.int64), smoothing=0.3)
+    np.testing.assert_allclose(losses, -(soft * log_softmax).sum(axis=1), rtol=1e-6)
+    hard = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]], np.float32)
+    probabilities, soft = 1 / (1 + np.exp(-outputs)), 0.7 * hard + 0.15
+    expected = -(soft * np.log(probabilities) + (1 - soft) * np.log(1 - probabilities)).mean(axis=1)
+    np.testing.assert_allclose(
+        MULTI.losses(tf.constant(outputs), tf.constant(hard), smoothing=0.3), expected, rtol=1e-5
+    )
+
+
 def test_labels_that_never_occur_count_as_zero() -> None:
     never = LabelCount("a", 0, 0, 0)
     assert (never.precision, never.recall, never.f1) == (0, 0, 0)

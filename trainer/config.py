@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from shards.order import Order
 from shards.settings import Settings
-from trainer.learning.settings import CheckpointConfig, ModelConfig, OptimizerConfig
+from trainer.learning.settings import CheckpointConfig, LossConfig, ModelConfig, OptimizerConfig
 from trainer.reading.settings import AugmentConfig, InputConfig, SplitsConfig
 
 Positive = Annotated[int, Field(ge=1)]
@@ -26,6 +26,7 @@ class TrainConfig(Settings):
     input: InputConfig = InputConfig()
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log_every: Positive = 50
@@ -37,6 +38,15 @@ class TrainConfig(Settings):
     def _one_length(self) -> "TrainConfig":
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("set either epochs or steps, the length of the run")
+        return self
+
+    @model_validator(mode="after")
+    def _slices_fit(self) -> "TrainConfig":
+        if self.global_batch % self.optimizer.accumulate:
+            raise ValueError(
+                f"optimizer.accumulate {self.optimizer.accumulate} does not divide global_batch {self.global_batch}; "
+                "choose one that divides what each replica gets"
+            )
         return self
 
     @property

@@ -15,6 +15,7 @@ from trainer.commands.request import (
     other_command,
 )
 from trainer.config import TrainConfig
+from trainer.learning.rates import Rates, plan_rates
 from trainer.quiet import import_tensorflow
 from trainer.reading.checks import check_training
 from trainer.reading.source import Rows, Source, open_source
@@ -40,9 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     config, cluster = load_config(arguments), find_cluster(arguments)
     source = open_source(config)
     check_training(config, source, workers=cluster.workers)
+    rates = plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling))
     if arguments.local_workers:
         return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
     _greet(config, source, cluster)
+    _tell_rates(config, rates)
     started = time.monotonic()
     hold()
     import_tensorflow()
@@ -66,6 +69,12 @@ def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:
         + (f", worker {cluster.index} of {cluster.workers}" if cluster.workers > 1 else ""),
         flush=True,
     )
+
+
+def _tell_rates(config: TrainConfig, rates: Rates) -> None:
+    base = config.optimizer.base_batch
+    scaled = f" (scaled by {config.global_batch} / {base})" if base else ""
+    print(f"learning rate {rates}{scaled}", flush=True)
 
 
 def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) -> None:

@@ -14,7 +14,7 @@ class Meter:
 
     def __init__(self, config: TrainConfig, source: Source, state: State) -> None:
         """Begins with nothing."""
-        self._score_name, self._noun = state.task.score, state.inputs.noun
+        self._score_name, self._noun, self._rate = state.task.score, state.inputs.noun, state.learning_rate
         self._epoch = config.order.steps_per_epoch(source.split(config.splits.train).draws(config.input.sampling))
         self._reset()
 
@@ -41,6 +41,7 @@ class Meter:
             loss=self._loss / self._examples,
             score_name=self._score_name,
             score=self._score / self._examples,
+            learning_rate=float(self._rate(step - 1)),
             noun=self._noun,
             per_second=self._examples / self._spent,
         )

@@ -1,6 +1,7 @@
-"""Networks and optimizers by name. Every network maps normalised inputs to logits and agrees across replicas."""
+"""Networks by name. Every network maps normalised inputs to float32 logits and agrees across replicas."""
 
 import difflib
+import fnmatch
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,10 +10,12 @@ from typing import Any
 import keras
 
 from shards.errors import UsageError
-from trainer.learning.settings import ModelConfig, OptimizerConfig
+from trainer.learning.precision import computing_in
+from trainer.learning.settings import ModelConfig
 
 Model = Any
-Optimizer = Any
+HEAD = "head"
+BODY = "body"  # in `freeze`: all but the last layer with weights
 
 
 def build_model(config: ModelConfig, *, classes: int, **shape: Any) -> Model:
@@ -24,52 +27,44 @@ def build_model(config: ModelConfig, *, classes: int, **shape: Any) -> Model:
     name = config.name_for(rows=rows)
     builder = _find_builder(name, rows=rows)
     try:
-        model = builder(**shape, classes=classes, dropout=config.dropout, **config.arguments)
+        with computing_in(config.precision):
+            model = builder(**shape, classes=classes, dropout=config.dropout, **config.arguments)
     except (TypeError, ValueError) as error:
         raise UsageError(f"model {name} with arguments {config.arguments} cannot be built: {error}") from error
     if not isinstance(model, keras.Model) or tuple(model.output_shape) != (None, classes):
         raise UsageError(f"model {name} must be a keras.Model that gives [batch, {classes}] logits")
     _synchronize_batch_norm(model)
+    _freeze(model, config.freeze)
     return model
-
-
-def build_optimizer(config: OptimizerConfig, *, total_steps: int) -> Optimizer:
-    """The optimizer that the config describes; biases and normalisation parameters do not decay."""
-    rate = config.learning_rate
-    schedule = keras.optimizers.schedules.CosineDecay(rate, total_steps) if config.schedule == "cosine" else rate
-    if config.name == "sgd":
-        optimizer = keras.optimizers.SGD(
-            schedule, momentum=config.momentum or 0.0, weight_decay=config.weight_decay or None
-        )
-    elif config.name == "adamw":
-        optimizer = keras.optimizers.AdamW(schedule, weight_decay=config.weight_decay)
-    else:
-        optimizer = keras.optimizers.Adam(schedule, weight_decay=config.weight_decay or None)
-    if config.weight_decay:
-        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-    return optimizer
 
 
 def small_cnn(*, image_size: tuple[int, int], classes: int, dropout: float, width: int = 16) -> Model:
     """Three blocks of convolution, normalisation and pooling: enough for digits, quick on a CPU."""
     layers = [keras.Input((*image_size, 3))]
-    for block in range(3):
+    for block in range(1, 4):
         layers += [
-            keras.layers.Conv2D(width * 2**block, 3, padding="same", use_bias=False),
-            keras.layers.BatchNormalization(momentum=0.9),  # settles in tens of steps: small runs are evaluated early
+            keras.layers.Conv2D(width * 2 ** (block - 1), 3, padding="same", use_bias=False, name=f"conv{block}"),
+            # Settles in tens of steps: small runs are evaluated early.
+            keras.layers.BatchNormalization(momentum=0.9, name=f"norm{block}"),
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(padding="same"),
         ]
-    layers += [keras.layers.Flatten(), keras.layers.Dropout(dropout), keras.layers.Dense(classes)]
-    return keras.Sequential(layers)
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dropout(dropout), _head(classes)])
 
 
 def mlp(*, features: int, classes: int, dropout: float, hidden: Sequence[int] = (64, 64)) -> Model:
     """Fully connected layers of the sizes in `hidden`."""
     layers = [keras.Input((features,))]
-    for units in hidden:
-        layers += [keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(dropout)]
-    return keras.Sequential([*layers, keras.layers.Dense(classes)])
+    for number, units in enumerate(hidden, start=1):
+        layers += [
+            keras.layers.Dense(units, activation="relu", name=f"dense{number}"),
+            keras.layers.Dropout(dropout),
+        ]
+    return keras.Sequential([*layers, _head(classes)])
+
+
+def _head(classes: int) -> Any:
+    return keras.layers.Dense(classes, dtype="float32", name=HEAD)  # whatever the others compute in
 
 
 def _find_builder(name: str, *, rows: bool) -> Callable[..., Model]:
@@ -99,7 +94,7 @@ def _from_applications(name: str) -> Callable[..., Model]:
         if "include_preprocessing" in inspect.signature(constructor).parameters:
             arguments = {"include_preprocessing": False} | arguments  # the dataset's own normalisation has been applied
         body = constructor(include_top=False, weights=None, input_shape=(*image_size, 3), pooling="avg", **arguments)
-        logits = keras.layers.Dense(classes)(keras.layers.Dropout(dropout)(body.output))
+        logits = _head(classes)(keras.layers.Dropout(dropout)(body.output))
         return keras.Model(body.input, logits)
 
     return build
@@ -118,3 +113,18 @@ def _synchronize_batch_norm(model: Model) -> None:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True
+
+
+def _freeze(model: Model, patterns: Sequence[str]) -> None:
+    """Makes layers untrainable; frozen batch normalisation uses its moving statistics and leaves them as they are."""
+    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.weights]
+    for pattern in patterns:
+        # A layer that holds others, such as a nested network, hands the setting on to them.
+        found = layers[:-1] if pattern == BODY else [x for x in layers if fnmatch.fnmatchcase(x.name, pattern)]
+        if not found:
+            names = ", ".join(layer.name for layer in layers)
+            raise UsageError(f"model.freeze: {pattern!r} fits no layer with weights; there are {names}")
+        for layer in found:
+            layer.trainable = False
+    if not model.trainable_variables:
+        raise UsageError("model.freeze leaves nothing to train; name fewer layers")

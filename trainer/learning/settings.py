@@ -8,19 +8,25 @@ from shards.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelConfig(Settings):
-    """The network: `small_cnn`, a name of keras.applications (random weights), `mlp` or `package.module:function`.
+    """The network: `small_cnn`, a name of keras.applications, `mlp` or `package.module:function`.
 
     Null takes `small_cnn` for pictures and `mlp` for rows of numbers. `image_size` is [height, width] or one side; null
-    takes the stored size. `arguments` go to the network's builder.
+    takes the stored size. `arguments` go to the network's builder. `freeze` names layers that stay as they are, as
+    globs; `body` is every layer but the last one with weights. `precision` is what the layers compute in.
     """
 
     name: str | None = None
     image_size: tuple[Positive, Positive] | None = None
     dropout: Fraction = 0.0
     arguments: dict[str, Any] = Field(default={})
+    freeze: tuple[str, ...] = ()
+    precision: Precision = "float32"
 
     def name_for(self, *, rows: bool) -> str:
         """The network's name, for rows of numbers or for pictures."""
@@ -35,19 +41,63 @@ class ModelConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """How weights move; cosine goes from `learning_rate` to 0 over the whole run."""
+    """How weights move.
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    schedule: Literal["constant", "cosine"] = "constant"
+    The learning rate rises in a straight line during the warm-up, in steps or epochs, and then follows `schedule`:
+    `constant`; `cosine` or `linear` down to `final_learning_rate` at the end of the run; or `step`: times `step_factor`
+    at each of `step_epochs`. With `base_batch` both rates are those of a global batch of this size, and are scaled in
+    proportion. `clip_norm` is the largest norm of the gradients of the global batch, all weights together. `accumulate`
+    computes a replica's batch in so many slices. `ema` is the decay of averaged weights, which are then judged and
+    exported in place of the last ones.
+    """
+
+    name: Literal["adam", "adamw", "lamb", "lion", "sgd"] = "adam"
+    learning_rate: Rate = 1e-3
+    base_batch: Positive | None = None
+    schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
+    final_learning_rate: NotNegative = 0.0
+    step_epochs: tuple[Rate, ...] = ()
+    step_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_epochs: NotNegative = 0.0
     momentum: Fraction | None = None
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+    clip_norm: Rate | None = None
+    accumulate: Positive = 1
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
     def _momentum_fits(self) -> "OptimizerConfig":
         if self.momentum is not None and self.name != "sgd":
             raise ValueError(f"momentum is a setting of sgd, not of {self.name}; remove it or choose sgd")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov is a kind of momentum; set momentum, for example 0.9, or remove it")
         return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> "OptimizerConfig":
+        if self.final_learning_rate and self.schedule not in ("cosine", "linear"):
+            raise ValueError(f"final_learning_rate is for cosine and linear, not for {self.schedule}; remove it")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError("final_learning_rate is higher than learning_rate; the rate can only fall")
+        if bool(self.step_epochs) != (self.schedule == "step"):
+            raise ValueError("step_epochs and the schedule `step` belong together, for example step_epochs: [30, 60]")
+        if list(self.step_epochs) != sorted(set(self.step_epochs)):
+            raise ValueError("step_epochs must rise, for example [30, 60, 80]")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError("set either warmup_steps or warmup_epochs")
+        return self
+
+
+class LossConfig(Settings):
+    """What training minimises; evaluation always reports the plain loss.
+
+    `label_smoothing` takes that share of each target and spreads it evenly over all classes; of several labels each
+    moves by that share towards a half.
+    """
+
+    label_smoothing: Fraction = 0.0
 
 
 class CheckpointConfig(Settings):

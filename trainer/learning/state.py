@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import tensorflow as tf
 from shards.errors import ShardsmithError, UsageError
 from shards.files import write_atomically
 from trainer.config import TrainConfig
-from trainer.learning.model import build_model, build_optimizer
+from trainer.learning.ema import Average
+from trainer.learning.model import build_model
+from trainer.learning.optimizer import LearningRate, build_optimizer
+from trainer.learning.rates import plan_rates
 from trainer.learning.task import Task, make_task
 from trainer.reading.inputs import Inputs, make_inputs
 from trainer.reading.source import Source
@@ -34,38 +38,53 @@ class State:
     transform: Transform
     model: Any
     optimizer: Any
+    learning_rate: LearningRate
+    average: Average | None
     step: Any
     checkpoint: Any
 
+    @property
+    def judged(self) -> Any:
+        """The network that is evaluated and exported: that of the averaged weights, if there are any."""
+        return self.average.model if self.average else self.model
+
     def outputs(self, batch: dict[str, Any], *, training: bool) -> Any:
-        """What the network makes of a batch."""
-        return self.model(self.transform(batch[self.inputs.feature]), training=training)
+        """What the network makes of a batch: the trained one in training, else the one that is judged."""
+        network = self.model if training else self.judged
+        return tf.cast(network(self.transform(batch[self.inputs.feature]), training=training), tf.float32)
 
     def weights_digest(self) -> str:
-        """The sha256 of all weights, moving statistics included: equal on every worker of a healthy run."""
+        """The sha256 of all weights, moving statistics and averages included: equal on all workers of a healthy run."""
         digest = hashlib.sha256()
-        for weight in self.model.weights:
+        for weight in self.model.weights + (self.average.model.weights if self.average else []):
             digest.update(weight.numpy().tobytes())
         return digest.hexdigest()
 
 
 def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
     """Fresh variables, placed by the strategy."""
-    total = config.total_steps(source.split(config.splits.train).draws(config.input.sampling))
+    rate = LearningRate(plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling)))
     inputs, task = make_inputs(source.form), make_task(source)
+    build = partial(build_model, config.model, classes=task.outputs, **inputs.shape)
     with strategy.scope():
-        model = build_model(config.model, classes=task.outputs, **inputs.shape)
-        optimizer = build_optimizer(config.optimizer, total_steps=total)
-        optimizer.build(model.trainable_variables)
+        model = build()
+        optimizer = build_optimizer(
+            config.optimizer, rate, variables=model.trainable_variables, precision=config.model.precision
+        )
+        average = Average(model, build(), decay=config.optimizer.ema) if config.optimizer.ema else None
         step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step, seeds=_seed_states(model))
-    transform = Transform(source.transform_directory)
+        averaged = {"average": average.model} if average else {}
+        checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=optimizer, step=step, seeds=_seed_states(model), **averaged
+        )
     return State(
         inputs=inputs,
         task=task,
-        transform=transform,
+        transform=Transform(source.transform_directory),
         model=model,
         optimizer=optimizer,
+        learning_rate=rate,
+        average=average,
         step=step,
         checkpoint=checkpoint,
     )

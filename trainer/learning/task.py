@@ -35,8 +35,8 @@ class Task(ABC):
         return stored
 
     @abstractmethod
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each example."""
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+        """The loss of each example; `smoothing` is how much of the targets is spread over all labels."""
 
     @abstractmethod
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,9 +61,12 @@ class SingleLabel(Task):
         """The class id."""
         return tf.io.FixedLenFeature([], tf.int64)
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy."""
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
+        plain = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
+        if not smoothing:
+            return plain
+        return (1.0 - smoothing) * plain - smoothing * tf.reduce_mean(tf.nn.log_softmax(outputs), axis=1)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1 for a right answer."""
@@ -92,9 +95,10 @@ class MultiLabel(Task):
         """1 where the example has the label, 0 elsewhere."""
         return tf.minimum(tf.reduce_sum(tf.one_hot(stored, len(self.labels)), axis=0), 1.0)
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy, averaged over the labels."""
-        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(targets, outputs), axis=1)
+        smooth = targets * (1.0 - smoothing) + smoothing / 2.0
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(smooth, outputs), axis=1)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1 for an example with all its labels and no other."""
@@ -119,8 +123,8 @@ class Regression(Task):
         """The numbers."""
         return tf.io.FixedLenFeature([self.length], tf.float32)
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The squared error, averaged over the numbers."""
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+        """The squared error, averaged over the numbers; there is nothing to smooth."""
         return tf.reduce_mean(tf.math.squared_difference(outputs, targets), axis=1)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:

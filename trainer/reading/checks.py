@@ -21,6 +21,8 @@ def check_training(config: TrainConfig, source: Source, *, workers: int) -> None
         )
     if config.evaluate_every_epochs is not None:
         source.split(config.splits.evaluate)
+    if config.loss.label_smoothing and source.label_kind == "regression":
+        raise UsageError(f"loss.label_smoothing is for classes, and {config.dataset} has numbers to predict; remove it")
 
 
 def _check_sampling(config: TrainConfig, source: Source) -> None:
@@ -50,4 +52,9 @@ def check_replicas(config: TrainConfig, replicas: int) -> None:
         raise UsageError(
             f"global_batch {config.global_batch} cannot be shared by {replicas} replicas; "
             f"choose a multiple of {replicas}"
+        )
+    if config.global_batch // replicas % config.optimizer.accumulate:
+        raise UsageError(
+            f"optimizer.accumulate {config.optimizer.accumulate} does not divide the {config.global_batch // replicas} "
+            f"examples of each of {replicas} replicas; choose another, or another global_batch"
         )

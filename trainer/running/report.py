@@ -21,13 +21,14 @@ TENSORBOARD = "tensorboard"
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Means over the steps since the last report; `noun` is what an example is."""
+    """Means over the steps since the last report; `noun` is what an example is, the rate that of the last step."""
 
     step: int
     epoch: float
     loss: float
     score_name: str
     score: float
+    learning_rate: float
     noun: str
     per_second: float
 
@@ -38,6 +39,7 @@ class TrainMetrics:
             "epoch": self.epoch,
             "loss": self.loss,
             self.score_name: self.score,
+            "learning_rate": self.learning_rate,
             f"{self.noun}_per_second": self.per_second,
         }
 

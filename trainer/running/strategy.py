@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from shards.errors import UsageError
 from trainer.config import StrategyName, TrainConfig
+from trainer.learning.precision import check_precision
 from trainer.reading.checks import check_replicas
 from trainer.reading.dataset import Share
 from trainer.running.cluster import Cluster
@@ -96,13 +97,21 @@ def open_workplace(config: TrainConfig, cluster: Cluster, *, threads: int | None
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
+    check_precision(config.model.precision)
+    _let_gpu_memory_grow()
     strategy = make_strategy(config.strategy, cluster)
     check_replicas(config, strategy.num_replicas_in_sync)
     return Workplace(strategy=strategy, cluster=cluster, threads=share, leaving=tf.Variable(0.0, trainable=False))
 
 
+def _let_gpu_memory_grow() -> None:
+    """Takes GPU memory as it is needed, instead of all of it at once. Untested here: no GPU."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
 def make_strategy(name: StrategyName, cluster: Cluster) -> Any:
-    """The strategy called `name`; `auto` follows TF_CONFIG, then the number of GPUs."""
+    """The strategy called `name`; `auto` follows TF_CONFIG, then the number of GPUs. Those are untested here."""
     gpus = tf.config.list_physical_devices("GPU")
     if name == "auto":
         name = "multi_worker" if cluster.workers > 1 else "mirrored" if len(gpus) > 1 else "one_device"
@@ -116,5 +125,6 @@ def make_strategy(name: StrategyName, cluster: Cluster) -> Any:
 
 
 def _communication(has_gpus: bool) -> Any:
+    """NCCL between GPUs (untested here), rings over gRPC between CPUs."""
     kind = tf.distribute.experimental.CommunicationImplementation
-    return tf.distribute.experimental.CommunicationOptions(implementation=kind.AUTO if has_gpus else kind.RING)
+    return tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if has_gpus else kind.RING)

@@ -24,7 +24,7 @@ class ServedModel(tf.Module):
     def __init__(self, state: State, *, labels_file: Path | None) -> None:
         """Everything that the graph needs is an attribute, so that it is saved with it."""
         super().__init__(name="served_model")
-        self.model, self.transform = state.model, state.transform
+        self.model, self.transform = state.judged, state.transform
         self._inputs, self._answers = state.inputs, make_answers(state.task)
         if labels_file:
             self.labels_file = tf.saved_model.Asset(str(labels_file))
@@ -38,7 +38,8 @@ class ServedModel(tf.Module):
 
     def _serve(self, batch: Tensor) -> dict[str, Tensor]:
         """What the task answers about each picture or row."""
-        return self._answers.serve(self.model(self.transform(self.preprocess(batch)), training=False))
+        outputs = self.model(self.transform(self.preprocess(batch)), training=False)
+        return self._answers.serve(tf.cast(outputs, tf.float32))
 
 
 def export(config: TrainConfig, source: Source, *, checkpoint: str | None) -> tuple[str, Path]:
