@@ -93,6 +93,11 @@ def read_records(stream: Readable) -> Iterator[tuple[int, bytes]]:
         record += 1
 
 
+def read_record(stream: Readable, record: int, offset: int) -> bytes:
+    """The data of the record that begins where the stream stands; raises DamagedRecord with this number and offset."""
+    return _read_body(stream, stream.read(12), record, offset)
+
+
 def _read_body(stream: Readable, header: bytes, record: int, offset: int) -> bytes:
     if len(header) < 12:
         raise DamagedRecord(record, offset, "file ends inside the record's header")

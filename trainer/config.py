@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from shards.order import Order
 from shards.settings import Settings
-from trainer.learning.settings import CheckpointConfig, LossConfig, ModelConfig, OptimizerConfig
+from trainer.learning.settings import CheckpointConfig, FaultsConfig, LossConfig, ModelConfig, OptimizerConfig
 from trainer.reading.settings import AugmentConfig, InputConfig, SplitsConfig
 
 Positive = Annotated[int, Field(ge=1)]
@@ -29,6 +29,7 @@ class TrainConfig(Settings):
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    faults: FaultsConfig = FaultsConfig()
     log_every: Positive = 50
     evaluate_every_epochs: Positive | None = 1
     strategy: StrategyName = "auto"
@@ -63,5 +64,15 @@ class TrainConfig(Settings):
 
     def shaping(self) -> dict[str, Any]:
         """The settings that a resumed run must share with its beginning: not where things are, how long, how often."""
-        free = {"dataset", "output", "epochs", "steps", "checkpoint", "log_every", "evaluate_every_epochs", "strategy"}
+        free = {
+            "dataset",
+            "output",
+            "epochs",
+            "steps",
+            "checkpoint",
+            "faults",
+            "log_every",
+            "evaluate_every_epochs",
+            "strategy",
+        }
         return self.model_dump(mode="json", exclude=dict.fromkeys(free, True) | {"input": {"prefetch"}})

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import warnings
 
 from shards.quiet import captured_stderr
@@ -24,3 +25,9 @@ def reason_of(message: str) -> str:
     lines = [line.strip() for line in message.partition("[[{{node")[0].splitlines() if line.strip()]
     reason = lines[-1] if lines else message
     return reason.rpartition("}} ")[2]
+
+
+def own_words(message: str) -> str | None:
+    """The text of a ShardsmithError that was raised inside TensorFlow, in a function of ours; None if it is not one."""
+    found = re.search(r"ShardsmithError: (.*?)\nTraceback ", message, re.DOTALL)
+    return found and found[1]

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from shards.errors import RestartMe, ShardsmithError
-from trainer.quiet import reason_of
+from trainer.quiet import own_words, reason_of
 from trainer.reading.source import Source
 
 LOST_PEER = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError)
-BAD_DATA = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError)
 
 
 @contextmanager
@@ -18,13 +17,15 @@ def explained(source: Source) -> Iterator[None]:
     """Turns TensorFlow's errors about data and other workers into ours."""
     try:
         yield
-    except BAD_DATA as error:
+    except tf.errors.OpError as error:
+        if ours := own_words(error.message):
+            raise ShardsmithError(ours) from error
+        if isinstance(error, LOST_PEER):
+            raise RestartMe("another worker has stopped; see its log. Give the same command to resume") from error
         raise ShardsmithError(
-            f"a training step failed: {reason_of(error.message)}; "
+            f"a step failed: {reason_of(error.message)}; "
             f"if it is about the data, find the damage with: python -m shards verify {source.directory}"
         ) from error
-    except LOST_PEER as error:
-        raise RestartMe("another worker has stopped; see its log. Give the same command to resume") from error
 
 
 def bad_loss(loss: float, step: int) -> ShardsmithError:

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from shards.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
+BadRecord = Literal["stop", "skip"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -105,3 +106,17 @@ class CheckpointConfig(Settings):
 
     every_steps: Positive | None = None
     keep: Positive = 3
+
+
+class FaultsConfig(Settings):
+    """What happens when data or numbers go bad.
+
+    `bad_loss`: at a loss that is not finite or above `loss_limit` the run stops, or goes back to its last good
+    checkpoint and leaves the batches since then out, at most `most_rollbacks` times. `bad_record`: at a record that
+    cannot be read or decoded the run stops, or skips the record.
+    """
+
+    bad_loss: Literal["stop", "rollback"] = "stop"
+    loss_limit: Annotated[float, Field(gt=0)] | None = None
+    most_rollbacks: Positive = 3
+    bad_record: BadRecord = "stop"

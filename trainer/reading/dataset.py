@@ -18,10 +18,12 @@ from trainer.config import TrainConfig
 from trainer.learning.task import make_task
 from trainer.reading.inputs import make_inputs
 from trainer.reading.plan import training_plan
+from trainer.reading.salvage import Salvage
 from trainer.reading.source import Source, Split
 
 Tensor = Any
 Dataset = Any
+Record = dict[str, Tensor]
 Features = dict[str, Any]  # how each feature is parsed, by its name
 Plan = Callable[[], Iterator[tuple[int, Block]]]
 
@@ -51,24 +53,22 @@ class Share:
 
 
 def training_dataset(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
-    """Batches {image or features, label or target, weight, ordinal, fingerprint} from `start_step` on, without end.
+    """Batches {image or features, label or target, weight, skipped, ordinal, fingerprint}, without end.
 
-    Pictures are changed at random as the config says.
+    The first is that of `start_step`. Pictures are changed at random as the config says.
     """
-    inputs = make_inputs(source.form)
-    records = training_records(config, source, share, start_step=start_step)
-    return _batches(records, lambda record: inputs.for_training(record, config), source, share, config=config)
+    inputs, split = make_inputs(source.form), source.split(config.splits.train)
+    salvage = _salvage(config, source, split, lambda record: inputs.for_training(record, config))
+    blocks = _read(_training_plan(config, split, share, start_step), share, salvage, longest=config.input.run)
+    return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
 
 def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, split: str) -> Dataset:
     """Batches of a split as in training, but unchanged, pass after pass; `evaluation_steps` batches are one pass."""
-    records = evaluation_records(
-        source.split(split),
-        share,
-        features=record_features(source),
-        worker_batch=config.global_batch // share.workers,
-    )
-    return _batches(records, make_inputs(source.form).for_evaluation, source, share, config=config)
+    plan = _evaluation_plan(source.split(split), share, worker_batch=config.global_batch // share.workers)
+    salvage = _salvage(config, source, source.split(split), make_inputs(source.form).for_evaluation)
+    blocks = _read(plan, share, salvage, longest=LONGEST_SPAN)
+    return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
 
 def evaluation_steps(config: TrainConfig, split: Split) -> int:
@@ -85,16 +85,23 @@ def record_features(source: Source) -> Features:
 def training_records(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
     """One worker's records in training order, still encoded: features, key, ordinal, occurrence, epoch and weight."""
     split = source.split(config.splits.train)
-
-    def plan() -> Iterator[tuple[int, Block]]:
-        return training_plan(config, split, worker=share.worker, workers=share.workers, start_step=start_step)
-
-    return _records(plan, split, share, features=record_features(source), longest=config.input.run)
+    salvage = Salvage(split, config.faults.bad_record, _parser(record_features(source)))
+    plan = _training_plan(config, split, share, start_step)
+    return _read(plan, share, salvage, longest=config.input.run).unbatch()
 
 
 def evaluation_records(split: Split, share: Share, *, features: Features, worker_batch: int) -> Dataset:
     """One worker's records in stored order, pass after pass, still encoded; padding has weight 0."""
+    salvage = Salvage(split, "stop", _parser(features))
+    plan = _evaluation_plan(split, share, worker_batch=worker_batch)
+    return _read(plan, share, salvage, longest=LONGEST_SPAN).unbatch()
 
+
+def _training_plan(config: TrainConfig, split: Split, share: Share, start_step: int) -> Plan:
+    return lambda: training_plan(config, split, worker=share.worker, workers=share.workers, start_step=start_step)
+
+
+def _evaluation_plan(split: Split, share: Share, *, worker_batch: int) -> Plan:
     def plan() -> Iterator[tuple[int, Block]]:
         while True:
             for block in evaluation_blocks(
@@ -102,19 +109,34 @@ def evaluation_records(split: Split, share: Share, *, features: Features, worker
             ):
                 yield 0, block
 
-    return _records(plan, split, share, features=features, longest=LONGEST_SPAN)
+    return plan
 
 
-def _records(plan: Plan, split: Split, share: Share, *, features: Features, longest: int) -> Dataset:
+def _salvage(config: TrainConfig, source: Source, split: Split, prepare: Callable[[Record], Tensor]) -> Salvage:
+    inputs, task = make_inputs(source.form), make_task(source)
+
+    def example(record: Record) -> Record:
+        return {
+            inputs.feature: prepare(record),
+            task.feature: task.target(record[task.feature]),
+            "ordinal": record["ordinal"],
+            "fingerprint": fingerprint(record["key"]),
+        }
+
+    return Salvage(split, config.faults.bad_record, _parser(record_features(source)), make=example)
+
+
+def _parser(features: Features) -> Callable[[Tensor], Record]:
+    return lambda serialized: tf.io.parse_example(serialized, features | KEY)
+
+
+def _read(plan: Plan, share: Share, salvage: Salvage, *, longest: int) -> Dataset:
+    """The records of the plan, block by block, still encoded."""
     blocks = tf.data.Dataset.from_generator(
-        lambda: (_describe(block, split, epoch) for epoch, block in plan()), output_signature=BLOCK_SIGNATURE
+        lambda: (_describe(block, salvage.split, epoch) for epoch, block in plan()), output_signature=BLOCK_SIGNATURE
     )
-    read = blocks.flat_map(
-        lambda block: _read_block(block, share.threads, longest=longest).map(
-            lambda serialized: _arrange(serialized, block, features)
-        )
-    )
-    return read.prefetch(1).unbatch()  # one block ahead: the next window is read while this one is used
+    read = blocks.flat_map(lambda block: salvage.records(_read_block(block, share.threads, longest=longest), block))
+    return read.prefetch(1)  # one block ahead: the next window is read while this one is used
 
 
 def _describe(block: Block, split: Split, epoch: int) -> dict[str, Any]:
@@ -154,33 +176,9 @@ def _open_span(span: dict[str, Tensor]) -> Dataset:
     return dataset_ops._VariantDataset(variant, tf.TensorSpec([], tf.string)).take(span["count"])
 
 
-def _arrange(serialized: Tensor, block: dict[str, Tensor], features: Features) -> dict[str, Tensor]:
-    records = tf.io.parse_example(tf.gather(serialized, block["take"]), features | KEY)
-    return records | {name: block[name] for name in ("ordinal", "occurrence", "epoch", "weight")}
-
-
-def _batches(
-    records: Dataset,
-    prepare: Callable[[dict[str, Tensor]], Tensor],
-    source: Source,
-    share: Share,
-    *,
-    config: TrainConfig,
-) -> Dataset:
-    inputs, task = make_inputs(source.form), make_task(source)
-
-    def example(record: dict[str, Tensor]) -> dict[str, Tensor]:
-        target = task.target(record[task.feature])
-        return {
-            inputs.feature: prepare(record),
-            task.feature: target,
-            "weight": record["weight"],
-            "ordinal": record["ordinal"],
-            "fingerprint": fingerprint(record["key"]),
-        }
-
-    decoded = records.map(example, num_parallel_calls=share.threads, deterministic=True)
-    return decoded.batch(share.batch, drop_remainder=True).prefetch(config.input.prefetch).with_options(_options())
+def _batches(blocks: Dataset, salvage: Salvage, share: Share, *, prefetch: int) -> Dataset:
+    batches = blocks.flat_map(lambda records: salvage.batches(records, size=share.batch, threads=share.threads))
+    return batches.prefetch(prefetch).with_options(_options())
 
 
 def fingerprint(key: Tensor) -> Tensor:

@@ -89,6 +89,12 @@ class Split:
             )
         return rows
 
+    def place(self, ordinal: int) -> tuple[int, int]:
+        """Where a record of the split is: (shard, number in the shard)."""
+        starts = np.concatenate([[0], np.cumsum(self.shard_records)])
+        shard = int(np.searchsorted(starts, ordinal, side="right")) - 1
+        return shard, ordinal - int(starts[shard])
+
     def extent(self, shard: int, first: int, count: int) -> tuple[int, int]:
         """Where `count` records from `first` on lie in the shard's file: (offset, bytes)."""
         rows = self._rows(shard)[first : first + count]
