@@ -7,6 +7,7 @@ import tensorflow as tf
 from trainer.config import TrainConfig
 from trainer.judging.results import Evaluation
 from trainer.judging.tally import make_tally
+from trainer.learning.faults import explained
 from trainer.learning.state import State, build_state, find_checkpoint, restore
 from trainer.reading.dataset import evaluation_dataset, evaluation_steps
 from trainer.reading.source import Source
@@ -20,7 +21,7 @@ class Evaluator:
 
     def __init__(self, config: TrainConfig, source: Source, workplace: Workplace, *, state: State, split: str) -> None:
         """Prepares the input; reading starts with the first `evaluate`."""
-        self._strategy, self._state, self._split = workplace.strategy, state, split
+        self._strategy, self._state, self._split, self._source = workplace.strategy, state, split, source
         self._tally = make_tally(state.task)
         self._steps = evaluation_steps(config, source.split(split))
         self._iterator = workplace.distribute(
@@ -29,7 +30,8 @@ class Evaluator:
 
     def evaluate(self, step: int) -> Evaluation:
         """One pass over the split with the weights as they are after `step`."""
-        sums = self._one_pass(tf.constant(self._steps)).numpy()
+        with explained(self._source):
+            sums = self._one_pass(tf.constant(self._steps)).numpy()
         return self._tally.summarise(sums, split=self._split, step=step)
 
     @tf.function

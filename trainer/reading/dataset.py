@@ -135,7 +135,11 @@ def _read(plan: Plan, share: Share, salvage: Salvage, *, longest: int) -> Datase
     blocks = tf.data.Dataset.from_generator(
         lambda: (_describe(block, salvage.split, epoch) for epoch, block in plan()), output_signature=BLOCK_SIGNATURE
     )
-    read = blocks.flat_map(lambda block: salvage.records(_read_block(block, share.threads, longest=longest), block))
+
+    def read_block(block: Record) -> Dataset:
+        return _read_block(block, share.threads, longest=longest)
+
+    read = blocks.flat_map(lambda block: salvage.records(read_block, block))
     return read.prefetch(1)  # one block ahead: the next window is read while this one is used
 
 

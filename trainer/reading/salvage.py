@@ -40,10 +40,13 @@ class Salvage:
     make: Callable[[Record], Record] = lambda _: {}
     _told: set[int] = field(default_factory=set)
 
-    def records(self, native: Dataset, block: Record) -> Dataset:
-        """The records of a block from `native`, their one tensor of serialized examples, or from an examination."""
-        whole = native.map(lambda serialized: self._arrange(_complete(serialized, block), block))
-        return whole.ignore_errors().concatenate(self._examined(block)).take(1)
+    def records(self, read: Callable[[Record], Dataset], block: Record) -> Dataset:
+        """The records of a block: from `read`, which gives one tensor of them, serialized, or from an examination."""
+        # As one operation, because a file that cannot be opened fails again and again when it is read as a dataset.
+        native = tf.data.Dataset.from_tensors(block).map(
+            lambda block: self._arrange(_complete(read(block).get_single_element(), block), block)
+        )
+        return native.ignore_errors().concatenate(self._examined(block)).take(1)
 
     def batches(self, records: Record, *, size: int, threads: int) -> Dataset:
         """What `make` gives for the records of a block, in batches; from one that fails on, from an examination."""
