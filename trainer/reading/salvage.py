@@ -25,6 +25,8 @@ from trainer.reading.source import Split
 Tensor = Any
 Dataset = Any
 Record = dict[str, Tensor]  # of a block: each tensor holds its records along the first axis
+PLACE = ("ordinal", "occurrence", "epoch")  # what decides, with the bytes of a record, what becomes of it
+REMEDY = "see all damage with `python -m shards verify`, mend it with `python -m pipelines repair`"
 
 
 @dataclass(frozen=True)
@@ -73,34 +75,34 @@ class Salvage:
     def _arrange(self, serialized: Tensor, block: Record, damaged: Tensor | None = None) -> Record:
         """The features of a block's records with what else is known about them."""
         damage = tf.zeros_like(block["weight"]) if damaged is None else damaged
-        known = {name: block[name] for name in ("ordinal", "epoch")}
+        known = {name: block[name] for name in PLACE}
         weight = block["weight"] * (1.0 - damage)
         skipped = tf.sign(block["weight"]) * damage  # copies that fill a batch up were not going to count
         return self.parse(serialized) | known | {"weight": weight, "skipped": skipped, "damaged": damage}
 
     def _examined(self, block: Record) -> Dataset:
         def examine(chosen: Record) -> Record:
-            arguments = [chosen["ordinal"], chosen["epoch"]]
+            arguments = [tf.stack([chosen[name] for name in PLACE], axis=1)]
             serialized, damaged = tf.numpy_function(self._examine, arguments, [tf.string, tf.float32])
             shape = chosen["ordinal"].shape
             return self._arrange(tf.ensure_shape(serialized, shape), chosen, tf.ensure_shape(damaged, shape))
 
-        chosen = {name: block[name] for name in ("ordinal", "epoch", "weight")}
+        chosen = {name: block[name] for name in (*PLACE, "weight")}
         return tf.data.Dataset.from_tensors(chosen).map(examine)
 
-    def _examine(self, ordinals: Any, epochs: Any) -> tuple[Any, Any]:
-        """The records of these numbers, or stand-ins, as serialized examples, and which ones are damaged."""
-        serialized, damaged = [], np.zeros(len(ordinals), np.float32)
-        for place, (ordinal, epoch) in enumerate(zip(ordinals.tolist(), epochs.tolist(), strict=True)):
+    def _examine(self, places: Any) -> tuple[Any, Any]:
+        """The records at these places of the order, or stand-ins, as serialized examples, and which are damaged."""
+        serialized, damaged = [], np.zeros(len(places), np.float32)
+        for number, (ordinal, *chance) in enumerate(places.tolist()):
             try:
-                serialized.append(self._read(ordinal, epoch))
+                serialized.append(self._read(ordinal, chance))
             except DamagedRecord as damage:
                 self._tell(ordinal, damage)
-                serialized.append(self._nearest(ordinal, epoch))
-                damaged[place] = 1
+                serialized.append(self._nearest(ordinal, chance))
+                damaged[number] = 1
         return np.array(serialized, object), damaged
 
-    def _read(self, ordinal: int, epoch: int) -> bytes:
+    def _read(self, ordinal: int, chance: list[int]) -> bytes:
         """The serialized example of a record that is sound in every way; raises DamagedRecord."""
         shard, record = self.split.place(ordinal)
         offset, _ = self.split.extent(shard, record, 1)
@@ -111,7 +113,7 @@ class Salvage:
         except OSError as error:
             raise ShardsmithError(f"shard {self.split.paths[shard]} cannot be read: {error.strerror}") from error
         try:
-            self._try(data, ordinal, epoch)
+            self._try(data, [ordinal, *chance])
         except tf.errors.OpError as error:
             raise DamagedRecord(record, offset, reason_of(error.message)) from error
         return data
@@ -120,19 +122,19 @@ class Salvage:
     def _try(self) -> Any:
         """Does with one record what will be done with it, and nothing with the result."""
 
-        @tf.function(input_signature=[tf.TensorSpec([], kind) for kind in (tf.string, tf.int64, tf.int64)])
-        def attempt(serialized: Tensor, ordinal: Tensor, epoch: Tensor) -> Record:
-            block = {"ordinal": ordinal[tf.newaxis], "epoch": epoch[tf.newaxis], "weight": tf.ones([1])}
+        @tf.function(input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([len(PLACE)], tf.int64)])
+        def attempt(serialized: Tensor, place: Tensor) -> Record:
+            block = dict(zip(PLACE, tf.split(place, len(PLACE)), strict=True)) | {"weight": tf.ones([1])}
             record = self._arrange(serialized[tf.newaxis], block)
             return self._example({name: values[0] for name, values in record.items()})
 
         return attempt
 
-    def _nearest(self, ordinal: int, epoch: int) -> bytes:
+    def _nearest(self, ordinal: int, chance: list[int]) -> bytes:
         """The nearest good record of the same shard: a function of the damage alone, whoever reads, from wherever."""
         for neighbour in self._neighbours(ordinal):
             try:
-                return self._read(neighbour, epoch)
+                return self._read(neighbour, chance)
             except DamagedRecord:
                 continue
         shard, _ = self.split.place(ordinal)
@@ -165,9 +167,6 @@ class Salvage:
             return f" (key {key.decode()})" if isinstance(key, bytes) else ""
         except (OSError, ValueError, LookupError):
             return ""
-
-
-REMEDY = "see all damage with `python -m shards verify`, mend it with `python -m pipelines repair`"
 
 
 def _complete(serialized: Tensor, block: Record) -> Tensor:
