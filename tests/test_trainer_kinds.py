@@ -340,7 +340,7 @@ def test_predict_over_a_damaged_dataset(trained: Trained, tmp_path: Path) -> Non
     data = write_dataset(tmp_path, {"all": random_rows(3)}, shards=1, transform=False)
     shard = data / "all/all-00000.tfrecord"
     shard.write_bytes(shard.read_bytes().replace(b"features", b"futures!"))
-    with pytest.raises(ShardsmithError, match="cannot be read: .*corrupted record.*python -m shards verify"):
+    with pytest.raises(ShardsmithError, match=r"record 0 of .* \(key all/0\): data fails its checksum; .*repair`$"):
         list(predict_records(load_served(str(trained.model)), open_records(str(data), None)))
 
 

@@ -92,7 +92,7 @@ def training_records(config: TrainConfig, source: Source, share: Share, *, start
 
 def evaluation_records(split: Split, share: Share, *, features: Features, worker_batch: int) -> Dataset:
     """One worker's records in stored order, pass after pass, still encoded; padding has weight 0."""
-    salvage = Salvage(split, "stop", _parser(features))
+    salvage = Salvage(split, None, _parser(features))
     plan = _evaluation_plan(split, share, worker_batch=worker_batch)
     return _read(plan, share, salvage, longest=LONGEST_SPAN).unbatch()
 

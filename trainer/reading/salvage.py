@@ -37,7 +37,7 @@ class Salvage:
     """
 
     split: Split
-    policy: BadRecord
+    policy: BadRecord | None  # None: stop, where there is no such setting
     parse: Callable[[Tensor], Record]
     make: Callable[[Record], Record] = lambda _: {}
     _told: set[int] = field(default_factory=set)
@@ -151,8 +151,9 @@ class Salvage:
         shard, record = self.split.place(ordinal)
         path = self.split.paths[shard]
         text = f"record {record} of {path}{self._key(shard, record)}: {damage.problem}"
-        if self.policy == "stop":
-            raise ShardsmithError(f"{text}; {REMEDY}, or pass such records over with --set faults.bad_record=skip")
+        if self.policy != "skip":
+            choice = ", or pass such records over with --set faults.bad_record=skip" if self.policy else ""
+            raise ShardsmithError(f"{text}; {REMEDY}{choice}")
         if ordinal not in self._told:
             self._told.add(ordinal)
             print(f"skipped  {text}", flush=True)

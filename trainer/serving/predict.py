@@ -13,7 +13,7 @@ import tensorflow as tf
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shards.errors import ShardsmithError, UsageError
-from trainer.quiet import reason_of
+from trainer.quiet import own_words, reason_of
 from trainer.reading.dataset import Share, evaluation_records
 from trainer.reading.source import Records, Rows
 from trainer.serving.answers import Answers, find_answers
@@ -133,6 +133,8 @@ def _read_records(records: Records) -> Iterator[Question]:
         for record in read.take(records.split.records).as_numpy_iterator():
             yield Question({"key": record["key"].decode()}, record[name])
     except tf.errors.OpError as error:
+        if ours := own_words(error.message):
+            raise ShardsmithError(ours) from error
         raise ShardsmithError(
             f"{records.directory} cannot be read: {reason_of(error.message)}; "
             f"find the damage with: python -m shards verify {records.directory}"
