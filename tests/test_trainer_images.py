@@ -11,8 +11,9 @@ import tensorflow as tf
 from PIL import Image
 from trainer_data import MEAN, STD, encode, write_transform
 
-from trainer.reading.augment import prepare_training, record_seed
+from trainer.reading.augment import prepare_training
 from trainer.reading.images import decode, fit, prepare
+from trainer.reading.seeds import record_seed
 from trainer.reading.settings import AugmentConfig
 from trainer.reading.source import Geometry
 from trainer.reading.transform import Transform

@@ -70,11 +70,13 @@ def _scaled_side(side: Tensor, numerator: int, denominator: Tensor) -> Tensor:
 
 def _scale(picture: Tensor, sides: Tensor) -> Tensor:
     """Shrinks by averaging areas, then enlarges with Lanczos: one side may shrink while the other grows."""
-    shrunk = _resample(picture, tf.minimum(sides, tf.shape(picture)[:2]), tf.image.ResizeMethod.AREA)
-    return _resample(shrunk, sides, tf.image.ResizeMethod.LANCZOS3)
+    shrunk = resample(picture, tf.minimum(sides, tf.shape(picture)[:2]), tf.image.ResizeMethod.AREA)
+    return resample(shrunk, sides, tf.image.ResizeMethod.LANCZOS3)
 
 
-def _resample(picture: Tensor, sides: Tensor, method: str) -> Tensor:
+def resample(picture: Tensor, sides: Tensor, method: str) -> Tensor:
+    """The picture with these sides, rounded to uint8; one that has them already passes untouched."""
+
     def resized() -> Tensor:
         pixels = tf.image.resize(picture[tf.newaxis], sides, method=method)[0]
         return tf.cast(tf.clip_by_value(tf.round(pixels), 0, 255), tf.uint8)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.reading.augment import prepare_training, record_seed
+from trainer.reading.augment import prepare_training
 from trainer.reading.images import prepare
+from trainer.reading.seeds import record_seed
 from trainer.reading.source import Geometry, Rows
 
 Tensor = Any

@@ -2,11 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shards.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Share0 = Annotated[float, Field(ge=0, le=1)]
+Ratio = Annotated[float, Field(gt=0)]
+STRONGEST = 10  # of a policy
 Sampling = Literal["natural", "balanced"]
 
 
@@ -30,12 +34,59 @@ class InputConfig(Settings):
     prefetch: Positive = 2  # batches kept ready for each worker
 
 
+class ResizedCropConfig(Settings):
+    """A window with a share `area` of the picture and a `ratio` of width to height between these bounds."""
+
+    area: tuple[Share, Share] = (0.08, 1.0)
+    ratio: tuple[Ratio, Ratio] = (0.75, 4 / 3)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ResizedCropConfig":
+        for name, (low, high) in (("area", self.area), ("ratio", self.ratio)):
+            if low > high:
+                raise ValueError(f"{name} goes from its lower to its upper bound, not from {low} to {high}")
+        return self
+
+
+class ColourConfig(Settings):
+    """How far colours change: 0.4 takes 60 to 140 % of the brightness; a hue of 0.1 turns up to a tenth of a circle."""
+
+    brightness: Share0 = 0.0
+    contrast: Share0 = 0.0
+    saturation: Share0 = 0.0
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+
+
+class PolicyConfig(Settings):
+    """As many `operations` as RandAugment applies to each picture, of a `strength` from 0 to 10."""
+
+    operations: Positive = 2
+    strength: Annotated[float, Field(ge=0, le=STRONGEST)] = 9.0
+
+
 class AugmentConfig(Settings):
     """Random changes to training pictures, each decided by (seed, epoch, record) alone.
 
     `crop` cuts the model's image size out of larger stored pictures: anywhere in training, in the middle otherwise.
+    `resized_crop` cuts any window out of stored pictures of any size and brings it to the model's image size; otherwise
+    pictures are seen as without it. `cutout` is a grey box, its sides in shares of the picture's. `mixup` and `cutmix`
+    blend an example with another, or set a box of the other into it, in shares drawn from Beta(value, value); with
+    both, each example gets one of them by chance.
     """
 
     flip: bool = False
+    flip_vertical: bool = False
     shift: Annotated[int, Field(ge=0)] = 0  # pixels, in each direction
     crop: bool = False
+    resized_crop: ResizedCropConfig | None = None
+    policy: PolicyConfig | None = None
+    colour: ColourConfig = ColourConfig()
+    cutout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    cutmix: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_crop(self) -> "AugmentConfig":
+        if self.crop and self.resized_crop:
+            raise ValueError("crop and resized_crop both choose the window; remove one of them")
+        return self
