@@ -16,6 +16,7 @@ from shards.errors import ShardsmithError, UsageError
 from shards.order import global_batch
 from shards.settings import load_settings
 from trainer.config import TrainConfig
+from trainer.learning.mixing import Mixer
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
 from trainer.learning.rates import plan_rates
@@ -55,6 +56,12 @@ def first_batch(config: TrainConfig) -> Any:
     share = Share(worker=0, workers=1, batch=config.global_batch, threads=1)
     batch = next(iter(training_dataset(config, open_source(config), share, start_step=0)))
     return batch["image"].numpy().tolist()
+
+
+def mixed_batch(config: TrainConfig) -> Any:
+    share = Share(worker=0, workers=1, batch=config.global_batch, threads=1)
+    batch = next(iter(training_dataset(config, open_source(config), share, start_step=0)))
+    return Mixer(config, given="image", target="label")(batch)["image"].numpy().tolist()
 
 
 def schedule(config: TrainConfig) -> Any:
@@ -165,8 +172,18 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "optimizer.ema": (None, 0.9, average),
     "loss.label_smoothing": (0.0, 0.1, loss),
     "augment.flip": (False, True, first_batch),
+    "augment.flip_vertical": (False, True, first_batch),
     "augment.shift": (0, 2, first_batch),
     "augment.crop": (False, True, lambda c: find_geometry(c, {"image": {"resize": {"mode": "exact", "size": 9}}})),
+    "augment.resized_crop": (None, {"area": [0.5, 1.0]}, first_batch),
+    "augment.policy": ({"strength": 8}, {"strength": 9}, first_batch),
+    "augment.colour.brightness": (0.0, 0.3, first_batch),
+    "augment.colour.contrast": (0.0, 0.3, first_batch),
+    "augment.colour.saturation": (0.0, 0.3, first_batch),
+    "augment.colour.hue": (0.0, 0.3, first_batch),
+    "augment.cutout": (0.0, 0.5, first_batch),
+    "augment.mixup": (0.0, 0.5, mixed_batch),
+    "augment.cutmix": (0.0, 0.5, mixed_batch),
     "checkpoint.every_steps": (2, 3, schedule),
     "checkpoint.keep": (1, 2, kept),
     "faults.bad_loss": ("stop", "rollback", lambda config: config.faults.bad_loss),

@@ -1,10 +1,12 @@
 """One update of the weights, as each replica does its part of it."""
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.config import TrainConfig
+from trainer.learning.mixing import Mixer, mixed_losses
 from trainer.learning.state import State
 
 Tensor = Any
@@ -18,13 +20,14 @@ class Update:
         """`replicas` is how many do this together."""
         self._state, self._global_batch = state, config.global_batch
         self._smoothing, self._slices = config.loss.label_smoothing, config.optimizer.accumulate
+        self._mix = Mixer(config, given=state.inputs.feature, target=state.task.feature)
         self._parts = replicas * self._slices
         self._slice_size = config.global_batch // self._parts
 
     def __call__(self, batch: Batch) -> Tensor:
         """One update; returns this replica's summed loss and score, and its examples, of those that count."""
         optimizer, variables = self._state.optimizer, self._state.model.trainable_variables
-        counted, gradients = self._in_slices(batch)
+        counted, gradients = self._in_slices(self._mix(batch))
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         optimizer.apply_gradients(zip(summed, variables, strict=True))
         if self._state.average:
@@ -54,7 +57,8 @@ class Update:
         targets = batch[task.feature]
         with tf.GradientTape() as tape:
             outputs = self._state.outputs(batch, training=True)
-            loss = tf.reduce_sum(task.losses(outputs, targets, smoothing=self._smoothing) * weights)
+            losses = mixed_losses(batch, task.feature, partial(task.losses, outputs, smoothing=self._smoothing))
+            loss = tf.reduce_sum(losses * weights)
             # Gradients are summed over slices and replicas. Divided by the global batch, each example counts the same
             # in every step, on any number of replicas; a last batch that is not full makes a smaller step.
             objective = loss / self._global_batch + sum(model.losses) / self._parts

@@ -11,6 +11,7 @@ def check_training(config: TrainConfig, source: Source, *, workers: int) -> None
     config.order.check_workers(workers)
     _check_splits(config, source.manifest)
     _check_sampling(config, source)
+    _check_mixing(config)
     split: SplitEntry = source.manifest.split(config.splits.train)
     if split.records < config.global_batch:
         most = split.records // config.input.lanes * config.input.lanes
@@ -30,6 +31,15 @@ def _check_sampling(config: TrainConfig, source: Source) -> None:
         raise UsageError(
             f"input.sampling balanced needs one class per example; {config.dataset} has examples {source.goal}; "
             "set input.sampling to natural"
+        )
+
+
+def _check_mixing(config: TrainConfig) -> None:
+    if config.augment.mixes and config.order.per_lane < 2:
+        raise UsageError(
+            f"{config.augment.mixes}: an example is mixed with another of its lane, but each of {config.input.lanes} "
+            f"lanes has only one in a global batch of {config.global_batch}; set input.lanes to at most "
+            f"{config.global_batch // 2}, or a larger global_batch"
         )
 
 
@@ -57,4 +67,9 @@ def check_replicas(config: TrainConfig, replicas: int) -> None:
         raise UsageError(
             f"optimizer.accumulate {config.optimizer.accumulate} does not divide the {config.global_batch // replicas} "
             f"examples of each of {replicas} replicas; choose another, or another global_batch"
+        )
+    if config.augment.mixes and config.input.lanes % replicas:
+        raise UsageError(
+            f"{config.augment.mixes}: examples of a lane are mixed, and {config.input.lanes} lanes cannot be dealt "
+            f"whole to {replicas} replicas; set input.lanes to a multiple of {replicas} that divides {config.global_batch}"
         )

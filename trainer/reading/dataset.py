@@ -15,10 +15,12 @@ from tensorflow.python.data.ops import dataset_ops
 
 from shards.order import LONGEST_SPAN, Block, evaluation_blocks
 from trainer.config import TrainConfig
+from trainer.learning.mixing import draw_mix
 from trainer.learning.task import make_task
 from trainer.reading.inputs import make_inputs
 from trainer.reading.plan import training_plan
 from trainer.reading.salvage import Salvage
+from trainer.reading.seeds import seed_of
 from trainer.reading.source import Source, Split
 
 Tensor = Any
@@ -55,10 +57,16 @@ class Share:
 def training_dataset(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
     """Batches {image or features, label or target, weight, skipped, ordinal, fingerprint}, without end.
 
-    The first is that of `start_step`. Pictures are changed at random as the config says.
+    The first is that of `start_step`. Pictures are changed at random as the config says; how examples are to be mixed
+    is in the batch too.
     """
     inputs, split = make_inputs(source.form), source.split(config.splits.train)
-    salvage = _salvage(config, source, split, lambda record: inputs.for_training(record, config))
+
+    def prepare(record: Record) -> Record:
+        drawn = draw_mix(config, seed=seed_of(record, config.seed), form=source.form)
+        return {inputs.feature: inputs.for_training(record, config)} | drawn
+
+    salvage = _salvage(config, source, split, prepare)
     blocks = _read(_training_plan(config, split, share, start_step), share, salvage, longest=config.input.run)
     return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
@@ -66,7 +74,10 @@ def training_dataset(config: TrainConfig, source: Source, share: Share, *, start
 def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, split: str) -> Dataset:
     """Batches of a split as in training, but unchanged, pass after pass; `evaluation_steps` batches are one pass."""
     plan = _evaluation_plan(source.split(split), share, worker_batch=config.global_batch // share.workers)
-    salvage = _salvage(config, source, source.split(split), make_inputs(source.form).for_evaluation)
+    inputs = make_inputs(source.form)
+    salvage = _salvage(
+        config, source, source.split(split), lambda record: {inputs.feature: inputs.for_evaluation(record)}
+    )
     blocks = _read(plan, share, salvage, longest=LONGEST_SPAN)
     return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
@@ -112,12 +123,11 @@ def _evaluation_plan(split: Split, share: Share, *, worker_batch: int) -> Plan:
     return plan
 
 
-def _salvage(config: TrainConfig, source: Source, split: Split, prepare: Callable[[Record], Tensor]) -> Salvage:
-    inputs, task = make_inputs(source.form), make_task(source)
+def _salvage(config: TrainConfig, source: Source, split: Split, prepare: Callable[[Record], Record]) -> Salvage:
+    task = make_task(source)
 
     def example(record: Record) -> Record:
-        return {
-            inputs.feature: prepare(record),
+        return prepare(record) | {
             task.feature: task.target(record[task.feature]),
             "ordinal": record["ordinal"],
             "fingerprint": fingerprint(record["key"]),

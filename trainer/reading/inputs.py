@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer.config import TrainConfig
 from trainer.reading.augment import prepare_training
 from trainer.reading.images import prepare
-from trainer.reading.seeds import record_seed
+from trainer.reading.seeds import seed_of
 from trainer.reading.source import Geometry, Rows
 
 Tensor = Any
@@ -75,9 +75,7 @@ class PictureInputs(Inputs):
 
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
         """The picture, changed by (seed, epoch, record) alone."""
-        numbers = {name: record[name] for name in ("epoch", "ordinal", "occurrence")}
-        seed = record_seed(config.seed, **numbers)
-        return prepare_training(record["image"], self.geometry, config.augment, seed=seed)
+        return prepare_training(record["image"], self.geometry, config.augment, seed=seed_of(record, config.seed))
 
     def for_evaluation(self, record: Record) -> Tensor:
         """The picture without anything random."""

@@ -33,6 +33,12 @@ def record_seed(seed: int, *, epoch: Tensor, ordinal: Tensor, occurrence: Tensor
     )
 
 
+def seed_of(record: dict[str, Tensor], seed: int) -> Tensor:
+    """The seed of a record as it comes from a dataset."""
+    numbers = {name: record[name] for name in ("epoch", "ordinal", "occurrence")}
+    return record_seed(seed, **numbers)
+
+
 def fold(seed: Tensor, use: int) -> Tensor:
     """The seed for one use."""
     return tf.random.experimental.stateless_fold_in(seed, use)

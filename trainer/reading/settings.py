@@ -90,3 +90,8 @@ class AugmentConfig(Settings):
         if self.crop and self.resized_crop:
             raise ValueError("crop and resized_crop both choose the window; remove one of them")
         return self
+
+    @property
+    def mixes(self) -> str:
+        """What mixes examples, by the names of the settings; empty if nothing does."""
+        return " and ".join(f"augment.{name}" for name in ("mixup", "cutmix") if getattr(self, name))

@@ -239,7 +239,12 @@ def _check_labels(manifest: Manifest, directory: Path) -> None:
 def find_rows(config: TrainConfig, stored: FeatureEntry) -> Rows:
     """The rows of the dataset; refuses settings that only pictures have."""
     rows = Rows(stored.length or 1)
-    unfit = [f"augment.{name}" for name, value in config.augment if value != getattr(AugmentConfig(), name)]
+    rows_too = {"mixup"}
+    unfit = [
+        f"augment.{name}"
+        for name, value in config.augment
+        if value != getattr(AugmentConfig(), name) and name not in rows_too
+    ]
     unfit += ["model.image_size"] if config.model.image_size else []
     if unfit:
         raise UsageError(f"{', '.join(unfit)}: for pictures only, and {config.dataset} has {rows}; remove the setting")
