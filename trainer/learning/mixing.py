@@ -38,11 +38,14 @@ def draw_mix(config: TrainConfig, *, seed: Tensor, form: Geometry | Rows) -> Bat
 
 
 def _beta(alpha: Tensor, *, seed: Tensor) -> Tensor:
-    """A draw from Beta(alpha, alpha)."""
-    one, other = tf.unstack(tf.random.stateless_gamma([2], seed, tf.cast(alpha, tf.float64), dtype=tf.float64))
-    both = one + other
-    # A small alpha is all or nothing, and makes numbers too small even for 64 bits.
-    return tf.cast(tf.where(both > 0, one / both, 1.0), tf.float32)
+    """A draw from Beta(alpha, alpha): the share of one of two gamma variables in their sum.
+
+    Small alphas make these too small for a float. Gamma(alpha) is Gamma(alpha + 1) times a uniform number to the power
+    of 1 / alpha, and the logarithms of those are not.
+    """
+    logs = tf.math.log(tf.random.stateless_gamma([2], seed, alpha + 1.0))
+    logs += tf.math.log(1 - uniform(seed, Use.BETA, (2,))) / alpha
+    return tf.sigmoid(logs[0] - logs[1])
 
 
 def _draw_box(share: Tensor, size: tuple[int, int], corner: list[Tensor]) -> Tensor:

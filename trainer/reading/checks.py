@@ -71,5 +71,6 @@ def check_replicas(config: TrainConfig, replicas: int) -> None:
     if config.augment.mixes and config.input.lanes % replicas:
         raise UsageError(
             f"{config.augment.mixes}: examples of a lane are mixed, and {config.input.lanes} lanes cannot be dealt "
-            f"whole to {replicas} replicas; set input.lanes to a multiple of {replicas} that divides {config.global_batch}"
+            f"whole to {replicas} replicas; set input.lanes to a multiple of {replicas} that divides "
+            f"{config.global_batch}"
         )
