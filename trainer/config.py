@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from shards.order import Order
 from shards.settings import Settings
 from trainer.learning.settings import CheckpointConfig, FaultsConfig, LossConfig, ModelConfig, OptimizerConfig
+from trainer.judging.settings import EvaluationConfig
 from trainer.reading.settings import AugmentConfig, InputConfig, SplitsConfig
 
 Positive = Annotated[int, Field(ge=1)]
@@ -30,6 +31,7 @@ class TrainConfig(Settings):
     augment: AugmentConfig = AugmentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     faults: FaultsConfig = FaultsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     log_every: Positive = 50
     evaluate_every_epochs: Positive | None = 1
     strategy: StrategyName = "auto"
@@ -71,6 +73,7 @@ class TrainConfig(Settings):
             "steps",
             "checkpoint",
             "faults",
+            "evaluation",
             "log_every",
             "evaluate_every_epochs",
             "strategy",

@@ -35,7 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Judges, prints the result and writes it beside the run."""
     config, cluster = load_config(arguments), find_cluster(arguments)
     source = open_source(config)
-    config.order.check_workers(cluster.workers)
     split = source.split(arguments.split or config.splits.evaluate).name
     if arguments.local_workers:
         return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))

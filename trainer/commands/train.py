@@ -17,7 +17,7 @@ from trainer.commands.request import (
 from trainer.config import TrainConfig
 from trainer.learning.rates import Rates, plan_rates
 from trainer.quiet import import_tensorflow
-from trainer.reading.checks import check_training
+from trainer.reading.checks import check_replicas, check_training
 from trainer.reading.source import Rows, Source, open_source
 from trainer.running.cluster import Cluster
 from trainer.running.signals import hold, listen
@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.running.strategy import open_workplace
 
     workplace = open_workplace(config, cluster, threads=arguments.threads)
+    check_replicas(config, workplace.strategy.num_replicas_in_sync)
     listen(workplace.leaving)
     outcome = train(config, source, workplace, record_keys=arguments.record_keys)
     _tell_outcome(config, outcome, seconds=time.monotonic() - started)

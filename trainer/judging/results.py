@@ -1,87 +1,88 @@
 """What an evaluation found: one frozen value per kind of label, without TensorFlow."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+from trainer.judging.tally import Mistake
+
+LONGEST_TABLE = 20
+BETTER: dict[str, Literal["higher", "lower"]] = {
+    "loss": "lower",
+    "accuracy": "higher",
+    "top5_accuracy": "higher",
+    "macro_f1": "higher",
+    "ece": "lower",
+    "f1": "higher",
+    "precision": "higher",
+    "recall": "higher",
+    "map": "higher",
+    "exact_match": "higher",
+    "mae": "lower",
+    "rmse": "lower",
+    "r2": "higher",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(ABC):
-    """The result of one pass over a split."""
+    """The result of one pass over a split; `skipped` records could not be read. `mistakes` are the worst ones."""
 
     split: str
     step: int
     examples: int
     loss: float
+    skipped: int = 0
+    mistakes: tuple[Mistake, ...] = ()
 
     @property
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """The numbers that judge the model, the most telling first."""
+        """The numbers that judge the model, the most telling first; `BETTER` tells which way is better."""
 
     @abstractmethod
     def table(self) -> list[list[str]]:
-        """The result in detail, for a person: a header and its rows."""
+        """The result in detail, for a person: a header and its rows, at most `LONGEST_TABLE` of them."""
+
+    @property
+    def left_out(self) -> int:
+        """How many rows the table has no room for."""
+        return 0
 
     @property
     def counted(self) -> str:
         """What the metrics were counted from."""
-        return f"{self.examples} examples"
+        return f"{self.examples} examples" + self._without_skipped
+
+    @property
+    def _without_skipped(self) -> str:
+        return f", {self.skipped} skipped as damaged" if self.skipped else ""
+
+    @abstractmethod
+    def details(self) -> dict[str, Any]:
+        """What there is beside the metrics, as plain values."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as plain values for JSON."""
-        return {**asdict(self), **self.metrics}
-
-
-@dataclass(frozen=True)
-class ClassCount:
-    """How many examples of a class there are, and how many were recognised."""
-
-    label: str
-    examples: int
-    correct: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Classified(Evaluation):
-    """Right answers where each example has one class."""
-
-    correct: int
-    classes: tuple[ClassCount, ...]
-
-    @property
-    def accuracy(self) -> float:
-        """The share of right answers."""
-        return self.correct / self.examples
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The accuracy."""
-        return {"accuracy": self.accuracy}
-
-    @property
-    def counted(self) -> str:
-        """Right answers among all."""
-        return f"{self.correct} of {self.examples}"
-
-    def table(self) -> list[list[str]]:
-        """A row per class."""
-        rows = [[each.label, f"{each.examples:,}", f"{each.correct:,}", _share(each)] for each in self.classes]
-        return [["class", "examples", "correct", "accuracy"], *rows]
-
-
-def _share(count: ClassCount) -> str:
-    return f"{count.correct / count.examples:.4f}" if count.examples else "-"
+        """The result as plain values for JSON; a number that is none is null."""
+        facts = {"split": self.split, "step": self.step, "examples": self.examples, "skipped": self.skipped}
+        numbers = {"loss": self.loss} | self.metrics
+        return facts | {name: _finite(value) for name, value in numbers.items()} | self.details()
 
 
 @dataclass(frozen=True)
 class LabelCount:
-    """How many examples have a label, how many were given it, and how many of these rightly."""
+    """How many examples have a label, how many were given it, and how many of these rightly.
+
+    `average_precision` is for labels that an example can have several of, and None where no example has the label.
+    """
 
     label: str
     examples: int
     given: int
     correct: int
+    average_precision: float | None = None
 
     @property
     def precision(self) -> float:
@@ -98,48 +99,237 @@ class LabelCount:
         """The harmonic mean of precision and recall."""
         return _ratio(2 * self.correct, self.examples + self.given)
 
+    @property
+    def seen(self) -> bool:
+        """Whether there is anything to judge by."""
+        return self.examples + self.given > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and shares."""
+        counts = {name: value for name, value in asdict(self).items() if value is not None}
+        return counts | {name: getattr(self, name) for name in ("precision", "recall", "f1")}
+
+    def row(self) -> list[str]:
+        """Counts and shares, for a table."""
+        counts = [f"{count:,}" for count in (self.examples, self.given, self.correct)]
+        return [self.label, *counts, *(f"{value:.4f}" for value in (self.precision, self.recall, self.f1))]
+
+
+HEADER = ["examples", "given", "correct", "precision", "recall", "f1"]
+
+
+def macro(counts: Sequence[LabelCount]) -> dict[str, float]:
+    """Precision, recall and F1 averaged over the labels that examples have or were given."""
+    seen = [each for each in counts if each.seen]
+    return {name: _mean([getattr(each, name) for each in seen]) for name in ("precision", "recall", "f1")}
+
+
+def weighted(counts: Sequence[LabelCount]) -> dict[str, float]:
+    """The same, each label as often as examples have it."""
+    total = sum(each.examples for each in counts)
+    return {
+        name: sum(getattr(each, name) * each.examples for each in counts) / total
+        for name in ("precision", "recall", "f1")
+    }
+
+
+def micro(counts: Sequence[LabelCount]) -> LabelCount:
+    """All decisions about all labels counted together."""
+    columns = zip(*((each.examples, each.given, each.correct) for each in counts), strict=True)
+    return LabelCount("", *map(sum, columns))
+
+
+def worst_labels(counts: Sequence[LabelCount]) -> list[LabelCount]:
+    """All of them, or if there are many those with the lowest F1, the lowest first."""
+    if len(counts) <= LONGEST_TABLE:
+        return list(counts)
+    return sorted((each for each in counts if each.seen), key=lambda each: each.f1)[:LONGEST_TABLE]
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How many examples of the class `true` were given the class `given`, rightly if they are the same."""
+
+    true: str
+    given: str
+    examples: int
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The examples whose class was given with a probability above `low` and up to `high`.
+
+    `confidence` is the sum of these probabilities.
+    """
+
+    low: float
+    high: float
+    examples: int
+    correct: int
+    confidence: float
+
+    @property
+    def gap(self) -> float:
+        """How far the mean probability is from the share of right answers."""
+        return abs(self.confidence - self.correct) / self.examples if self.examples else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and means."""
+        means = {"confidence": self.confidence / self.examples, "accuracy": self.correct / self.examples} \
+            if self.examples else {}  # fmt: skip
+        return {"from": self.low, "to": self.high, "examples": self.examples, "correct": self.correct} | means
+
 
 @dataclass(frozen=True, kw_only=True)
-class Labelled(Evaluation):
-    """Labels given and missed where each example has any number of them; `exact` examples got all of theirs right."""
+class Classified(Evaluation):
+    """Right answers where each example has one class; `among_top` had theirs among the five most likely."""
 
-    exact: int
-    labels: tuple[LabelCount, ...]
+    classes: tuple[LabelCount, ...]
+    confusions: tuple[Confusion, ...] = ()
+    bins: tuple[Bin, ...] = ()
+    among_top: int | None = None
+
+    @property
+    def correct(self) -> int:
+        """How many answers are right."""
+        return sum(each.correct for each in self.classes)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers."""
+        return self.correct / self.examples
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Precision, recall and F1 over all decisions of all labels, and the share of examples without a mistake."""
-        counts = [(each.examples, each.given, each.correct) for each in self.labels]
-        total = LabelCount("", *(sum(column) for column in zip(*counts, strict=True)))
-        exact = self.exact / self.examples
-        return {"f1": total.f1, "precision": total.precision, "recall": total.recall, "exact_match": exact}
+        """Accuracy, F1 averaged over the classes, and the expected calibration error."""
+        top = {} if self.among_top is None else {"top5_accuracy": self.among_top / self.examples}
+        ece = sum(each.gap * each.examples for each in self.bins) / self.examples
+        return {"accuracy": self.accuracy, **top, "macro_f1": macro(self.classes)["f1"], "ece": ece}
+
+    @property
+    def counted(self) -> str:
+        """Right answers among all."""
+        return f"{self.correct} of {self.examples}{self._without_skipped}"
+
+    @property
+    def left_out(self) -> int:
+        """Classes without a row."""
+        return len(self.classes) - len(worst_labels(self.classes))
+
+    def table(self) -> list[list[str]]:
+        """A row per class."""
+        return [["class", *HEADER], *(each.row() for each in worst_labels(self.classes))]
+
+    def details(self) -> dict[str, Any]:
+        """Means, counts per class, non-zero cells of the confusion matrix, and calibration."""
+        return {
+            "correct": self.correct,
+            "macro": macro(self.classes),
+            "weighted": weighted(self.classes),
+            "classes": [each.as_dict() for each in self.classes],
+            "confusions": [asdict(each) for each in self.confusions],
+            "calibration": [each.as_dict() for each in self.bins],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled(Evaluation):
+    """Labels given and missed where each example has any number of them; `exact` examples got all of theirs right.
+
+    `rounded_bits` is 0 unless there were so many different scores that the last bits of each were left out of account.
+    """
+
+    exact: int
+    labels: tuple[LabelCount, ...]
+    rounded_bits: int = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """F1, precision and recall over all decisions of all labels; mean average precision; examples all right."""
+        total = micro(self.labels)
+        ranked = [each.average_precision for each in self.labels if each.average_precision is not None]
+        return {
+            "f1": total.f1,
+            "precision": total.precision,
+            "recall": total.recall,
+            "macro_f1": macro(self.labels)["f1"],
+            "map": _mean(ranked),
+            "exact_match": self.exact / self.examples,
+        }
+
+    @property
+    def left_out(self) -> int:
+        """Labels without a row."""
+        return len(self.labels) - len(worst_labels(self.labels))
 
     def table(self) -> list[list[str]]:
         """A row per label."""
-        header = ["label", "examples", "given", "correct", "precision", "recall", "f1"]
-        return [header, *(_label_row(each) for each in self.labels)]
+        rows = ([*each.row(), _shown(each.average_precision)] for each in worst_labels(self.labels))
+        return [["label", *HEADER, "average precision"], *rows]
+
+    def details(self) -> dict[str, Any]:
+        """Means and counts per label."""
+        return {
+            "exact": self.exact,
+            "macro": macro(self.labels),
+            "labels": [each.as_dict() for each in self.labels],
+            "rounded_bits": self.rounded_bits,
+        }
 
 
-def _label_row(each: LabelCount) -> list[str]:
-    counts = [f"{count:,}" for count in (each.examples, each.given, each.correct)]
-    return [each.label, *counts, *(f"{value:.4f}" for value in (each.precision, each.recall, each.f1))]
+@dataclass(frozen=True)
+class TargetError:
+    """How far predictions of one number are off: mean absolute error, root of the mean square, share explained."""
+
+    mae: float
+    rmse: float
+    r2: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Evaluation):
+    """The errors of each number that was predicted; the loss is the mean squared error."""
+
+    targets: tuple[TargetError, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means over all numbers; the root is that of the mean square over all of them."""
+        return {
+            "mae": _mean([each.mae for each in self.targets]),
+            "rmse": math.sqrt(_mean([each.rmse**2 for each in self.targets])),
+            "r2": _mean([each.r2 for each in self.targets]),
+        }
+
+    @property
+    def left_out(self) -> int:
+        """Numbers without a row."""
+        return max(0, len(self.targets) - LONGEST_TABLE)
+
+    def table(self) -> list[list[str]]:
+        """A row per number, those that are explained worst if there are many."""
+        numbered = list(enumerate(self.targets))
+        if self.left_out:
+            numbered = sorted(numbered, key=lambda pair: pair[1].r2)[:LONGEST_TABLE]
+        rows = ([str(number), *(f"{value:.4f}" for value in asdict(each).values())] for number, each in numbered)
+        return [["target", "mae", "rmse", "r2"], *rows]
+
+    def details(self) -> dict[str, Any]:
+        """Errors per number."""
+        return {"targets": [{name: _finite(value) for name, value in asdict(each).items()} for each in self.targets]}
 
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured(Evaluation):
-    """The mean absolute error of each number that was predicted; the loss is the mean squared one."""
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
-    errors: tuple[float, ...]
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The mean absolute error over all numbers."""
-        return {"mae": sum(self.errors) / len(self.errors)}
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
-    def table(self) -> list[list[str]]:
-        """A row per number."""
-        return [["target", "mae"], *([str(number), f"{error:.4f}"] for number, error in enumerate(self.errors))]
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,139 +1,106 @@
-"""Counts over a split: for each kind of label, the numbers whose sums are all that a result needs."""
+"""What was counted over some batches of a split, in NumPy; merged tallies do not depend on how batches were dealt out.
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+Whole numbers are added, so their order does not matter. Sums of fractions depend on the order, so those of each batch
+are kept under its number and added up only at the end. Of single examples only the worst are kept.
+
+What this takes grows slowly: for each batch 128 bytes where examples have one class, 8 where they have several labels,
+and 16 + 32 for each number of a regression; for each different confusion or score 16 bytes (at most `judges.SCORES`).
+"""
+
+import heapq
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
-from trainer.judging.results import ClassCount, Classified, Evaluation, LabelCount, Labelled, Measured
-from trainer.learning.task import MultiLabel, Regression, SingleLabel, Task
+from trainer.judging.multiset import NONE, Ints, Multiset, merge_multisets
 
-Tensor = Any
-Sums = npt.NDArray[np.float64]
-
-
-class Tally(ABC):
-    """What is counted for one kind of label."""
-
-    task: Task
-
-    @abstractmethod
-    def counts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[n, k] numbers whose sums over a split, followed by the summed loss, are all that `summarise` needs."""
-
-    def sums(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """The summed counts and loss of a batch; float64 holds counts exactly up to 2**53."""
-        losses = self.task.losses(outputs, targets)[:, tf.newaxis]
-        columns = tf.concat([tf.cast(part, tf.float64) for part in (self.counts(outputs, targets), losses)], axis=1)
-        return tf.linalg.matvec(columns, tf.cast(weights, tf.float64), transpose_a=True)
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """How many numbers `sums` gives."""
-
-    @abstractmethod
-    def summarise(self, sums: Sums, *, split: str, step: int) -> Evaluation:
-        """The result that the sums over a whole split amount to."""
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class SingleTally(Tally):
-    """Right answers per class."""
+class Mistake:
+    """An example that the model got wrong: its loss, its ordinal in the split, and what was true and what was said."""
 
-    task: SingleLabel
-
-    def counts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The example and its right answer, each in the column of its class."""
-        classes = tf.one_hot(targets, len(self.task.labels))
-        return tf.concat([classes, classes * self.task.scores(outputs, targets)[:, tf.newaxis]], axis=1)
+    loss: float
+    ordinal: int
+    about: dict[str, Any]
 
     @property
-    def width(self) -> int:
-        """Examples and right answers per class, and the loss."""
-        return 2 * len(self.task.labels) + 1
-
-    def summarise(self, sums: Sums, *, split: str, step: int) -> Classified:
-        """Counts per class."""
-        examples, correct = (part.astype(int).tolist() for part in np.split(sums[:-1], 2))
-        return Classified(
-            split=split,
-            step=step,
-            examples=sum(examples),
-            correct=sum(correct),
-            loss=float(sums[-1]) / sum(examples),
-            classes=tuple(ClassCount(*row) for row in zip(self.task.labels, examples, correct, strict=True)),
-        )
+    def rank(self) -> tuple[float, int]:
+        """The worst first; a loss that is not a number is the worst."""
+        return (-math.inf if math.isnan(self.loss) else -self.loss), self.ordinal
 
 
 @dataclass(frozen=True)
-class MultiTally(Tally):
-    """Decisions per label."""
+class Tally:
+    """`counts` by what they count, `sums` by the number of their batch, `codes` of events, and the worst mistakes."""
 
-    task: MultiLabel
-
-    def counts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Per label: has it, was given it, both; then whether all is right, and 1 for the example."""
-        given = tf.cast(outputs > 0, tf.float32)  # a logit of 0 is a probability of a half
-        exact = self.task.scores(outputs, targets)[:, tf.newaxis]
-        return tf.concat([targets, given, targets * given, exact, tf.ones_like(exact)], axis=1)
+    counts: Mapping[str, Ints]
+    sums: Mapping[int, Floats]
+    codes: Multiset = NONE
+    worst: tuple[Mistake, ...] = ()
 
     @property
-    def width(self) -> int:
-        """Three counts per label, two per example, and the loss."""
-        return 3 * len(self.task.labels) + 3
-
-    def summarise(self, sums: Sums, *, split: str, step: int) -> Labelled:
-        """Counts per label."""
-        columns = (part.astype(int).tolist() for part in np.split(sums[:-3], 3))
-        examples = int(sums[-2])
-        return Labelled(
-            split=split,
-            step=step,
-            examples=examples,
-            exact=int(sums[-3]),
-            loss=float(sums[-1]) / examples,
-            labels=tuple(LabelCount(*row) for row in zip(self.task.labels, *columns, strict=True)),
-        )
-
-
-@dataclass(frozen=True)
-class RegressionTally(Tally):
-    """Errors per number."""
-
-    task: Regression
-
-    def counts(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The absolute error of each number, and 1 for the example."""
-        return tf.concat([tf.abs(outputs - targets), tf.ones_like(outputs[:, :1])], axis=1)
+    def total(self) -> Floats:
+        """The sums of all batches, added in the order of the batches."""
+        return np.add.accumulate(self.by_batch)[-1]
 
     @property
-    def width(self) -> int:
-        """An error per number, the examples and the loss."""
-        return self.task.length + 2
+    def by_batch(self) -> Floats:
+        """A row of sums per batch, in the order of the batches."""
+        return np.stack([self.sums[number] for number in sorted(self.sums)])
 
-    def summarise(self, sums: Sums, *, split: str, step: int) -> Measured:
-        """Mean errors."""
-        examples = int(sums[-2])
-        return Measured(
-            split=split,
-            step=step,
-            examples=examples,
-            loss=float(sums[-1]) / examples,
-            errors=tuple((sums[:-2] / examples).tolist()),
+
+NOTHING = Tally({}, {})
+
+
+def merge(tallies: Sequence[Tally], *, worst: int, codes: int | None = None) -> Tally:
+    """The tally of all batches together, with the `worst` mistakes and at most so many different `codes`."""
+    counts: dict[str, Ints] = {}
+    for tally in tallies:
+        counts |= {name: counts.get(name, 0) + values for name, values in tally.counts.items()}
+    return Tally(
+        counts=counts,
+        sums={number: row for tally in tallies for number, row in tally.sums.items()},
+        codes=merge_multisets([tally.codes for tally in tallies], limit=codes),
+        worst=worst_of((mistake for tally in tallies for mistake in tally.worst), worst),
+    )
+
+
+def worst_of(mistakes: Iterable[Mistake], count: int) -> tuple[Mistake, ...]:
+    """The `count` worst of the mistakes, the worst first."""
+    return tuple(heapq.nsmallest(count, mistakes, key=lambda mistake: mistake.rank))
+
+
+def pack(tally: Tally) -> bytes:
+    """A tally as bytes for another worker."""
+    numbers = sorted(tally.sums)
+    mistakes = json.dumps([asdict(mistake) for mistake in tally.worst]).encode()
+    stream = io.BytesIO()
+    arrays: dict[str, Any] = {f"count_{name}": values for name, values in tally.counts.items()} | {
+        "batches": np.array(numbers, np.int64),
+        "sums": tally.by_batch if numbers else np.empty((0, 0)),
+        "codes": tally.codes.codes,
+        "times": tally.codes.counts,
+        "dropped": np.array(tally.codes.dropped),
+        "worst": np.frombuffer(mistakes, np.uint8),
+    }
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def unpack(data: bytes) -> Tally:
+    """The tally that was packed."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+        return Tally(
+            counts={name.removeprefix("count_"): stored[name] for name in stored if name.startswith("count_")},
+            sums=dict(zip(stored["batches"].tolist(), stored["sums"], strict=True)),
+            codes=Multiset(stored["codes"], stored["times"], int(stored["dropped"])),
+            worst=tuple(Mistake(**mistake) for mistake in json.loads(stored["worst"].tobytes())),
         )
-
-
-def make_tally(task: Task) -> Tally:
-    """What is counted to judge a model that learnt `task`."""
-    match task:
-        case SingleLabel():
-            return SingleTally(task)
-        case MultiLabel():
-            return MultiTally(task)
-        case Regression():
-            return RegressionTally(task)
-    raise TypeError(f"no tally for {task}")

@@ -72,19 +72,14 @@ def training_dataset(config: TrainConfig, source: Source, share: Share, *, start
 
 
 def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, split: str) -> Dataset:
-    """Batches of a split as in training, but unchanged, pass after pass; `evaluation_steps` batches are one pass."""
-    plan = _evaluation_plan(source.split(split), share, worker_batch=config.global_batch // share.workers)
+    """Batches of a split as in training, but unchanged, pass after pass; batch b of a split is always the same."""
+    plan = _evaluation_plan(source.split(split), share, worker_batch=share.batch)
     inputs = make_inputs(source.form)
     salvage = _salvage(
         config, source, source.split(split), lambda record: {inputs.feature: inputs.for_evaluation(record)}
     )
     blocks = _read(plan, share, salvage, longest=LONGEST_SPAN)
     return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
-
-
-def evaluation_steps(config: TrainConfig, split: Split) -> int:
-    """Global batches in one pass over a split."""
-    return -(-split.records // config.global_batch)
 
 
 def record_features(source: Source) -> Features:

@@ -55,19 +55,26 @@ class Workplace:
 
     def gather_texts(self, text: str) -> list[str]:
         """The texts of all workers, in the order of the workers."""
-        data = np.frombuffer(text.encode(), np.uint8)
-        lengths = self._share_out(np.array([len(data)], np.int64), 1)[:, 0]
-        rows = self._share_out(data, int(lengths.max()))
-        return [row[:length].astype(np.uint8).tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+        return [data.decode() for data in self.gather_bytes(text.encode())]
 
-    def _share_out(self, values: npt.NDArray[Any], width: int) -> npt.NDArray[np.int64]:
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of all workers, in the order of the workers."""
+        lengths = self._share_out(np.array([len(data)], np.int64), 1)[:, 0]
+        words = np.frombuffer(data + bytes(-len(data) % 8), np.int64)
+        rows = self._share_out(words, -(-int(lengths.max()) // 8))
+        return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def _share_out(self, values: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
         """[worker, width]: the values of each worker in its row; a sum over tables that hold only their own row."""
         table = np.zeros((self.cluster.workers, width), np.int64)
         table[self.cluster.index, : len(values)] = values
-        summed = self.strategy.reduce(
-            tf.distribute.ReduceOp.SUM, self.strategy.run(lambda: tf.constant(table)), axis=None
-        )
-        return summed.numpy() // (self.strategy.num_replicas_in_sync // self.cluster.workers)
+        mine = self.strategy.num_replicas_in_sync // self.cluster.workers
+
+        def contribution() -> Any:  # of a worker's replicas, the first speaks for all
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return tf.constant(table) * tf.cast(replica % mine == 0, tf.int64)
+
+        return self.strategy.reduce(tf.distribute.ReduceOp.SUM, self.strategy.run(contribution), axis=None).numpy()
 
     def sum_over_replicas(self, value: int) -> int:
         """The sum of the workers' values, each counted once per replica."""
@@ -100,7 +107,6 @@ def open_workplace(config: TrainConfig, cluster: Cluster, *, threads: int | None
     check_precision(config.model.precision)
     _let_gpu_memory_grow()
     strategy = make_strategy(config.strategy, cluster)
-    check_replicas(config, strategy.num_replicas_in_sync)
     return Workplace(strategy=strategy, cluster=cluster, threads=share, leaving=tf.Variable(0.0, trainable=False))
 
 
