@@ -17,6 +17,7 @@ from shards.order import global_batch
 from shards.settings import load_settings
 from trainer.config import TrainConfig
 from trainer.learning.mixing import Mixer
+from trainer.judging.evaluate import Evaluator
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
 from trainer.learning.rates import plan_rates
@@ -106,6 +107,12 @@ def kept(config: TrainConfig) -> Any:
     return len(list(checkpoints.directory.glob("*.index")))
 
 
+def evaluator(config: TrainConfig, worst: int = 0) -> Evaluator:
+    source, workplace = open_source(config), open_workplace(config, Cluster(), threads=None)
+    state = build_state(config, source, workplace.strategy)
+    return Evaluator(config, source, workplace, state=state, split="validation", worst=worst)
+
+
 def refusal(action: Callable[[], object]) -> str:
     try:
         action()
@@ -190,6 +197,12 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "faults.loss_limit": (None, 1.5, lambda config: config.faults.loss_limit),
     "faults.most_rollbacks": (1, 2, lambda config: config.faults.most_rollbacks),
     "faults.bad_record": ("stop", "skip", lambda config: config.faults.bad_record),
+    "evaluation.batch": (4, 6, lambda config: evaluator(config)._steps),
+    "evaluation.mistakes": (
+        0,
+        5,
+        lambda config: len(evaluator(config, config.evaluation.mistakes).evaluate(0).mistakes),
+    ),
     "log_every": (2, 3, schedule),
     "evaluate_every_epochs": (1, 2, schedule),
     "strategy": ("one_device", "mirrored", strategy),

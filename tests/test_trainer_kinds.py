@@ -86,7 +86,11 @@ def test_metrics_have_the_names_of_their_kind(trained: Trained) -> None:
     lines = [json.loads(line) for line in (Path(trained.config.output) / "metrics.jsonl").read_text().splitlines()]
     score = {"single": "accuracy", "multi": "exact_match", "regression": "mae"}[trained.kind]
     assert list(lines[0]) == ["split", "step", "epoch", "loss", score, "learning_rate", "rows_per_second"]
-    judged = {"single": ["accuracy"], "multi": ["f1", "precision", "recall", score], "regression": ["mae"]}
+    judged = {
+        "single": ["accuracy", "macro_f1", "ece"],
+        "multi": ["f1", "precision", "recall", "macro_f1", "map", score],
+        "regression": ["mae", "rmse", "r2"],
+    }
     evaluation = next(line for line in lines if line["split"] == "test")
     assert list(evaluation) == ["split", "step", "loss", *judged[trained.kind], "examples"]
     assert lines[-2]["loss"] < lines[0]["loss"]
@@ -125,7 +129,7 @@ def test_serving_agrees_with_evaluation(trained: Trained) -> None:
         assert sum(one["labels"] == labels for one, labels in zip(given, named, strict=True)) == evaluation.exact
     else:
         errors = np.abs(np.array([one["prediction"] for one in given]) - truth).mean(axis=0)
-        np.testing.assert_allclose(errors, evaluation.errors, rtol=1e-5)
+        np.testing.assert_allclose(errors, [each.mae for each in evaluation.targets], rtol=1e-5)
 
 
 def test_npy_files_are_asked_row_by_row(trained: Trained, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
@@ -14,11 +13,9 @@ from trainer_data import make_config, random_pictures, write_dataset
 from shards.errors import RestartMe, ShardsmithError, UsageError
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
-from trainer.judging.tally import SingleTally
 from trainer.learning.loop import Outcome, train
 from trainer.learning.schedule import Schedule
 from trainer.learning.state import build_state, find_checkpoint, restore
-from trainer.learning.task import SingleLabel
 from trainer.reading.source import open_source
 from trainer.running.cluster import Cluster
 from trainer.running.strategy import open_workplace
@@ -182,12 +179,6 @@ def test_evaluation_repeats_itself(dataset: Path, tmp_path: Path) -> None:
     once, again = evaluator.evaluate(0), evaluator.evaluate(0)
     assert once == again
     assert [row.examples for row in once.classes] == [7, 7, 6]
-
-
-def test_summary_of_counts() -> None:
-    result = SingleTally(SingleLabel(("a", "b"))).summarise(np.array([4.0, 6.0, 1.0, 5.0, 7.5]), split="test", step=3)
-    assert (result.examples, result.correct, result.loss, result.accuracy) == (10, 6, 0.75, 0.6)
-    assert result.as_dict()["classes"][1] == {"label": "b", "examples": 6, "correct": 5}
 
 
 def test_schedule_stops_where_something_is_due() -> None:

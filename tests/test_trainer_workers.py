@@ -83,7 +83,6 @@ def test_two_workers_train_as_one(dataset: Path, tmp_path: Path) -> None:
     for name in mine:
         np.testing.assert_allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert digest(alone) != digest(finish(start("train", str(two), "--set", "steps=4"))), "one worker goes on from two"
-    _compare_evaluations(two, tmp_path / "two/evaluation-validation.json")
 
 
 @pytest.mark.parametrize("kind", ["multi", "regression"])
@@ -102,19 +101,6 @@ def test_two_workers_learn_other_labels_as_one(kind: str, tmp_path: Path) -> Non
     mine, theirs = (weights(tmp_path / name / "checkpoints/step-3") for name in ("one", "two"))
     for name in mine:
         np.testing.assert_allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def _compare_evaluations(config: Path, result: Path) -> None:
-    """The same counts by one and by two workers, of a checkpoint that two workers wrote."""
-    seen = []
-    for extra in ([], ["--local-workers", "2"]):
-        text = finish(start("evaluate", str(config), *extra))
-        assert f"made     {result}" in text
-        seen.append(json.loads(result.read_text()))
-        result.unlink()
-    assert seen[0].pop("loss") == pytest.approx(seen[1].pop("loss"), rel=1e-5)
-    assert seen[0] == seen[1]
-    assert seen[0]["examples"] == 13
 
 
 def test_batch_statistics_agree(dataset: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import tensorflow as tf
 from shards.errors import UsageError
 from trainer.config import StrategyName, TrainConfig
 from trainer.learning.precision import check_precision
-from trainer.reading.checks import check_replicas
 from trainer.reading.dataset import Share
 from trainer.running.cluster import Cluster
 
