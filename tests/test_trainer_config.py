@@ -16,8 +16,8 @@ from shards.errors import ShardsmithError, UsageError
 from shards.order import global_batch
 from shards.settings import load_settings
 from trainer.config import TrainConfig
-from trainer.learning.mixing import Mixer
 from trainer.judging.evaluate import Evaluator
+from trainer.learning.mixing import Mixer
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
 from trainer.learning.rates import plan_rates

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from shards.order import Order
 from shards.settings import Settings
-from trainer.learning.settings import CheckpointConfig, FaultsConfig, LossConfig, ModelConfig, OptimizerConfig
 from trainer.judging.settings import EvaluationConfig
+from trainer.learning.settings import CheckpointConfig, FaultsConfig, LossConfig, ModelConfig, OptimizerConfig
 from trainer.reading.settings import AugmentConfig, InputConfig, SplitsConfig
 
 Positive = Annotated[int, Field(ge=1)]
