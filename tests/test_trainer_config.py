@@ -17,6 +17,7 @@ from shards.order import global_batch
 from shards.settings import load_settings
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
+from trainer.learning.class_weights import find_class_weights
 from trainer.learning.mixing import Mixer
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
@@ -178,6 +179,7 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "optimizer.accumulate": (1, 2, lambda config: refusal(lambda: check_replicas(config, 2))),
     "optimizer.ema": (None, 0.9, average),
     "loss.label_smoothing": (0.0, 0.1, loss),
+    "loss.class_weights": ("balanced", {"a": 2.0}, lambda c: find_class_weights(c, open_source(c))),
     "augment.flip": (False, True, first_batch),
     "augment.flip_vertical": (False, True, first_batch),
     "augment.shift": (0, 2, first_batch),

@@ -15,6 +15,7 @@ from trainer.commands.request import (
     other_command,
 )
 from trainer.config import TrainConfig
+from trainer.learning.class_weights import find_class_weights
 from trainer.learning.rates import Rates, plan_rates
 from trainer.quiet import import_tensorflow
 from trainer.reading.checks import check_replicas, check_training
@@ -41,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, cluster = load_config(arguments), find_cluster(arguments)
     source = open_source(config)
     check_training(config, source, workers=cluster.workers)
+    find_class_weights(config, source)  # refuses labels that there are not
     rates = plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling))
     if arguments.local_workers:
         return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))

@@ -94,11 +94,14 @@ class OptimizerConfig(Settings):
 class LossConfig(Settings):
     """What training minimises; evaluation always reports the plain loss.
 
+    `class_weights` says how much the examples of a class count: alike (`none`), so that all classes do (`balanced`), or
+    as given for each label, 1 for those not named. Of several labels it is having one that counts more or less.
     `label_smoothing` takes that share of each target and spreads it evenly over all classes; of several labels each
     moves by that share towards a half.
     """
 
     label_smoothing: Fraction = 0.0
+    class_weights: Literal["none", "balanced"] | dict[str, NotNegative] = "none"
 
 
 class CheckpointConfig(Settings):

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config import TrainConfig
+from trainer.learning.class_weights import find_class_weights
 from trainer.learning.consumed import Recorder
 from trainer.learning.state import State
 from trainer.learning.update import Update
@@ -46,7 +47,12 @@ class Stepper:
         """Prepares the input; reading starts with the first `run`. A recorder is shown each batch."""
         self._strategy, self._state, self._leaving = workplace.strategy, state, workplace.leaving
         self._recorder = recorder
-        self._update = Update(config, state, replicas=workplace.strategy.num_replicas_in_sync)
+        self._update = Update(
+            config,
+            state,
+            replicas=workplace.strategy.num_replicas_in_sync,
+            weights=find_class_weights(config, source),
+        )
         start = int(state.step.numpy())
         self._iterator = workplace.distribute(
             lambda share: training_dataset(config, source, share, start_step=start), global_batch=config.global_batch

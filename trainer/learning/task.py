@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer.reading.source import Source
 
 Tensor = Any
+Weights = tuple[float, ...] | None
 
 
 class Task(ABC):
@@ -35,8 +36,11 @@ class Task(ABC):
         return stored
 
     @abstractmethod
-    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-        """The loss of each example; `smoothing` is how much of the targets is spread over all labels."""
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, weights: Weights = None) -> Tensor:
+        """The loss of each example.
+
+        `smoothing` is how much of the targets is spread over all labels, `weights` how much each label counts.
+        """
 
     @abstractmethod
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,12 +65,12 @@ class SingleLabel(Task):
         """The class id."""
         return tf.io.FixedLenFeature([], tf.int64)
 
-    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy."""
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, weights: Weights = None) -> Tensor:
+        """Cross-entropy, times the weight of the class."""
         plain = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
-        if not smoothing:
-            return plain
-        return (1.0 - smoothing) * plain - smoothing * tf.reduce_mean(tf.nn.log_softmax(outputs), axis=1)
+        if smoothing:
+            plain = (1.0 - smoothing) * plain - smoothing * tf.reduce_mean(tf.nn.log_softmax(outputs), axis=1)
+        return plain if weights is None else plain * tf.gather(tf.constant(weights), targets)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1 for a right answer."""
@@ -95,10 +99,11 @@ class MultiLabel(Task):
         """1 where the example has the label, 0 elsewhere."""
         return tf.minimum(tf.reduce_sum(tf.one_hot(stored, len(self.labels)), axis=0), 1.0)
 
-    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy, averaged over the labels."""
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, weights: Weights = None) -> Tensor:
+        """Cross-entropy, averaged over the labels; that of having a label times its weight."""
         smooth = targets * (1.0 - smoothing) + smoothing / 2.0
-        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(smooth, outputs), axis=1)
+        having = 1.0 if weights is None else tf.constant(weights)
+        return tf.reduce_mean(tf.nn.weighted_cross_entropy_with_logits(smooth, outputs, having), axis=1)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1 for an example with all its labels and no other."""
@@ -123,8 +128,8 @@ class Regression(Task):
         """The numbers."""
         return tf.io.FixedLenFeature([self.length], tf.float32)
 
-    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-        """The squared error, averaged over the numbers; there is nothing to smooth."""
+    def losses(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, weights: Weights = None) -> Tensor:
+        """The squared error, averaged over the numbers; there is nothing to smooth or to weigh."""
         return tf.reduce_mean(tf.math.squared_difference(outputs, targets), axis=1)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:

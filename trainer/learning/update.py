@@ -8,6 +8,7 @@ import tensorflow as tf
 from trainer.config import TrainConfig
 from trainer.learning.mixing import Mixer, mixed_losses
 from trainer.learning.state import State
+from trainer.learning.task import Weights
 
 Tensor = Any
 Batch = dict[str, Any]
@@ -16,10 +17,11 @@ Batch = dict[str, Any]
 class Update:
     """Moves the weights by one batch."""
 
-    def __init__(self, config: TrainConfig, state: State, *, replicas: int) -> None:
-        """`replicas` is how many do this together."""
+    def __init__(self, config: TrainConfig, state: State, *, replicas: int, weights: Weights = None) -> None:
+        """`replicas` is how many do this together, `weights` how much each label counts."""
         self._state, self._global_batch = state, config.global_batch
-        self._smoothing, self._slices = config.loss.label_smoothing, config.optimizer.accumulate
+        self._losses = partial(state.task.losses, smoothing=config.loss.label_smoothing, weights=weights)
+        self._slices = config.optimizer.accumulate
         self._mix = Mixer(config, given=state.inputs.feature, target=state.task.feature)
         self._parts = replicas * self._slices
         self._slice_size = config.global_batch // self._parts
@@ -57,7 +59,7 @@ class Update:
         targets = batch[task.feature]
         with tf.GradientTape() as tape:
             outputs = self._state.outputs(batch, training=True)
-            losses = mixed_losses(batch, task.feature, partial(task.losses, outputs, smoothing=self._smoothing))
+            losses = mixed_losses(batch, task.feature, partial(self._losses, outputs))
             loss = tf.reduce_sum(losses * weights)
             # Gradients are summed over slices and replicas. Divided by the global batch, each example counts the same
             # in every step, on any number of replicas; a last batch that is not full makes a smaller step.
