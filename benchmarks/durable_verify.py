@@ -169,16 +169,7 @@ def _write_shard(directory: Path, number: int, chance: random.Random, noise: byt
         writer = RecordWriter(stream, index)
         while writer.bytes < size:
             writer.write(_make_record(f"{name}/{writer.records:07}.jpg", writer.records, chance, noise))
-    written = writer.finish()
-    return ShardEntry(
-        path=f"{name}.tfrecord",
-        bytes=written.bytes,
-        sha256=written.sha256,
-        index=f"{name}.idx",
-        index_sha256=written.index_sha256,
-        records=written.records,
-        inputs="",
-    )
+    return ShardEntry.of(name, writer.finish())
 
 
 def _make_record(key: str, number: int, chance: random.Random, noise: bytes) -> bytes:

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pipelines.analysis.analyst import start_analyst
 from pipelines.config import BuildConfig
 from shards import __version__
 from shards.errors import DONE, ShardsmithError, run
-from shards.manifest import MANIFEST, Manifest
+from shards.manifest import MANIFEST
 from shards.settings import load_settings, parse_assignments
 
 _EPILOG = """\
@@ -35,7 +35,7 @@ Exit codes: 0 done, 1 it failed, 2 bad config or usage.
 """
 
 
-# The flags of one command alone, as its function calls them.
+# The flags of one command alone.
 _FLAGS = {
     "build": ("overwrite",),
     "append": ("keep_missing", "allow_removals"),
@@ -181,17 +181,16 @@ def _run(arguments: argparse.Namespace, rest: Sequence[str], config: BuildConfig
     # finds the output held by another command is told so.
     with start_analyst() as analyst, _hold(config, arguments.command):
         from pipelines.build import build
-        from pipelines.update import append, retry
+        from pipelines.update import Policy, append, retry
 
         options = _beam_options(rest, arguments.command)
-        commands: dict[str, Callable[..., Manifest]] = {
-            "build": build,
-            "append": append,
-            "retry": retry,
-        }
-        flags = {name: getattr(arguments, name) for name in _FLAGS[arguments.command]}
         try:
-            commands[arguments.command](config, options=options, analyst=analyst, started=started, **flags)
+            if arguments.command == "build":
+                build(config, options=options, analyst=analyst, started=started, overwrite=arguments.overwrite)
+            else:
+                command = {"append": append, "retry": retry}[arguments.command]
+                policy = Policy(keep_missing=arguments.keep_missing, allow_removals=arguments.allow_removals)
+                command(config, options=options, analyst=analyst, started=started, policy=policy)
         except KeyboardInterrupt as interrupt:
             told = f"interrupted; the same command goes on with the shards that are written in {config.output}"
             raise ShardsmithError(told) from interrupt

@@ -28,7 +28,7 @@ from pipelines.versions.scan import save_scan
 from pipelines.workspace.layout import BuildFolder, load_plan, load_receipt, load_receipts, sweep_unplanned
 from pipelines.workspace.lock import announce, exclusive
 from pipelines.workspace.progress import show_progress
-from pipelines.writing.donor import Donor
+from pipelines.writing.donor import Donor, Earlier
 from shards.errors import ShardsmithError, UsageError
 from shards.manifest import Manifest
 from shards.quiet import captured_stderr
@@ -61,12 +61,12 @@ def build(
     # A finished dataset stays what it is until the one that replaces it is complete.
     target = folder.next if folder.manifest.exists() else folder
     staged = config.model_copy(update={"output": str(target.root)})
-    begun, bound = begin(target, staged, anew=overwrite, retry=retry)
+    earlier = begin(target, staged, anew=overwrite, retry=retry)
     writing = time.monotonic()
     with keeping(folder):
-        plan = write_shards(staged, options=options, begun=begun, bound=bound)
+        plan = write_shards(staged, options=options, earlier=earlier)
         rate = plan.images / (time.monotonic() - writing)
-        done = describe_work(plan, target) if begun else ""
+        done = describe_work(plan, target) if earlier.begun else ""
         manifest = analyze_and_commit(plan, staged, options=options, analyst=analyst)
     if target != folder:
         folder.publish_next(anew=True)
@@ -88,7 +88,7 @@ def keeping(folder: BuildFolder) -> Iterator[None]:
         raise type(error)(f"{error}\n  the dataset in {folder.root} is still what it was") from error
 
 
-def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) -> tuple[Donor | None, Past]:
+def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) -> Earlier:
     """Prepares the output; returns what an interrupted build has left there that can be gone on from."""
     begun = None if anew or not folder.is_unfinished else find_begun(folder, config, retry=retry)
     folder.prepare(anew=begun is None)
@@ -97,7 +97,7 @@ def begin(folder: BuildFolder, config: BuildConfig, *, anew: bool, retry: bool) 
         folder.note_again(begun.retry)
     Recipe.of(config).save(folder.recipe)
     ranges = load_plan(folder.begun_plan).splits if begun else ()
-    return begun, Past(starts={split.name: split.starts for split in ranges})
+    return Earlier(begun, bound=Past(starts={split.name: split.starts for split in ranges}))
 
 
 def check_free(folder: BuildFolder, *, overwrite: bool) -> None:
@@ -125,18 +125,11 @@ def find_begun(folder: BuildFolder, config: BuildConfig, *, retry: bool) -> Dono
     return Donor(folder.root, retry=retry or bool(differences) or folder.again.exists())
 
 
-def write_shards(
-    config: BuildConfig,
-    *,
-    options: PipelineOptions,
-    begun: Donor | None = None,
-    past: Donor | None = None,
-    bound: Past | None = None,
-) -> Plan:
+def write_shards(config: BuildConfig, *, options: PipelineOptions, earlier: Earlier) -> Plan:
     """Lists, plans and writes into the prepared output, while a person can watch."""
     folder = BuildFolder(Path(config.output))
     with captured_stderr(folder.worker_log) as terminal, show_progress(folder, terminal):
-        plan = run_build(config, options=options, begun=begun, past=past, bound=bound)
+        plan = run_build(config, options=options, earlier=earlier)
     check_not_empty(plan, config)
     save_scan(folder)
     sweep_unplanned(plan, folder)

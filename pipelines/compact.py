@@ -24,7 +24,7 @@ from pipelines.versions.carry import Carrier
 from pipelines.workspace.layout import BuildFolder, link_file, load_receipts, sweep_unplanned
 from pipelines.workspace.lock import announce, exclusive
 from pipelines.workspace.progress import show_progress
-from pipelines.writing.donor import Donor
+from pipelines.writing.donor import Donor, Earlier
 from shards.errors import ShardsmithError, UsageError
 from shards.manifest import Manifest, read_manifest
 from shards.quiet import captured_stderr
@@ -89,12 +89,10 @@ def write_merged(staged: BuildConfig, before: Manifest, folder: BuildFolder, *, 
         shards={split.name: len(split.shards) for split in before.splits},
     )
     shards = tuple(receipt.shard for receipt in load_receipts(folder))
-    carrier, past = Carrier.of(folder.root), Donor(folder.root)
+    earlier = Earlier(begun or Donor(aside.root), Donor(folder.root), bound)
     try:
         with captured_stderr(aside.worker_log) as terminal, show_progress(aside, terminal):
-            plan = run_compact(
-                staged, shards, carrier, options=options, begun=begun or Donor(aside.root), past=past, bound=bound
-            )
+            plan = run_compact(staged, shards, Carrier.of(folder.root), options=options, earlier=earlier)
     except ShardsmithError:
         discard_empty(aside)
         raise

@@ -18,7 +18,7 @@ from pipelines.decoding.decoders import start_ahead
 from pipelines.dedupe.marking import MarkDuplicates
 from pipelines.pipeline import ListInputs, PlanShards, WriteShards
 from pipelines.planning.dealing import DealSplits
-from pipelines.planning.plan import Past, Plan
+from pipelines.planning.plan import Plan
 from pipelines.values import PlannedShard
 from pipelines.versions.carry import Carrier, CarryInputs
 from pipelines.versions.match import MatchInputs
@@ -26,7 +26,7 @@ from pipelines.workspace.failures import explain_failures
 from pipelines.workspace.layout import BuildFolder, load_plan
 from pipelines.workspace.lock import Run
 from pipelines.workspace.workers import noticing_dead_workers
-from pipelines.writing.donor import Donor
+from pipelines.writing.donor import FROM_NOTHING, Earlier
 from shards.errors import UsageError
 
 # Plain DirectRunner first tries to download Prism and then changes behaviour quietly; this one never does.
@@ -91,20 +91,9 @@ def run_plan(config: BuildConfig, *, options: PipelineOptions) -> Plan:
         return load_plan(path)
 
 
-def run_build(
-    config: BuildConfig,
-    *,
-    options: PipelineOptions,
-    begun: Donor | None = None,
-    past: Donor | None = None,
-    bound: Past | None = None,
-) -> Plan:
-    """Writes every shard and returns the plan that was carried out.
-
-    Takes over what an interrupted run (`begun`) and the version before (`past`) have of it; `bound` is what the plan
-    must keep to.
-    """
-    folder = BuildFolder(Path(config.output))
+def run_build(config: BuildConfig, *, options: PipelineOptions, earlier: Earlier = FROM_NOTHING) -> Plan:
+    """Writes every shard, or takes over what earlier runs have of it; returns the plan that was carried out."""
+    folder, begun, past = BuildFolder(Path(config.output)), earlier.begun, earlier.past
     decoders, run = decoders_per_worker(options), Run.find(folder.root)
     if runs_here(options):
         start_ahead(decoders)
@@ -116,28 +105,21 @@ def run_build(
             if config.dedupe.find != "none":
                 refs = refs | "MarkDuplicates" >> MarkDuplicates(config, decoders, folder.duplicates, run)
             refs = refs | "DealSplits" >> DealSplits(config)
-            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
+            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, earlier.bound, run)
             side = beam.pvalue.AsSingleton(plan)
             _ = refs | "WriteShards" >> WriteShards(config, side, decoders, begun, past, run)
         return load_plan(folder.plan)
 
 
 def run_compact(
-    config: BuildConfig,
-    shards: Sequence[PlannedShard],
-    carrier: Carrier,
-    *,
-    options: PipelineOptions,
-    begun: Donor,
-    past: Donor,
-    bound: Past,
+    config: BuildConfig, shards: Sequence[PlannedShard], carrier: Carrier, *, options: PipelineOptions, earlier: Earlier
 ) -> Plan:
     """Writes the inputs of some shards into fewer, where that can be done; returns the plan that was carried out."""
-    folder = BuildFolder(Path(config.output))
+    folder, begun, past = BuildFolder(Path(config.output)), earlier.begun, earlier.past
     run = Run.find(folder.root)
     with explain_failures(config), noticing_dead_workers(run):
         with beam.Pipeline(options=options) as pipeline:
             refs = pipeline | "CarryInputs" >> CarryInputs(carrier, tuple(shards))
-            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, bound, run)
+            plan = refs | "PlanShards" >> PlanShards(config, folder.plan, earlier.bound, run)
             _ = refs | "WriteShards" >> WriteShards(config, beam.pvalue.AsSingleton(plan), 1, begun, past, run)
         return load_plan(folder.plan)

@@ -33,7 +33,7 @@ from pipelines.sources import check_sources
 from pipelines.values import PlannedShard
 from pipelines.workspace.layout import BuildFolder, link_file, load_receipt, load_receipts, save_plan
 from pipelines.workspace.lock import announce, exclusive
-from pipelines.writing.donor import Donor
+from pipelines.writing.donor import Donor, Earlier
 from shards.errors import ShardsmithError, UsageError
 from shards.files import hash_file
 from shards.local import write_local
@@ -54,16 +54,9 @@ class Policy:
 
 @exclusive
 def append(
-    config: BuildConfig,
-    *,
-    options: PipelineOptions,
-    analyst: Analyst,
-    started: float,
-    keep_missing: bool = False,
-    allow_removals: bool = False,
+    config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float, policy: Policy
 ) -> Manifest:
     """Takes up what was added to the sources, changed there and removed from there, as a new version."""
-    policy = Policy(keep_missing=keep_missing, allow_removals=allow_removals)
     folder = BuildFolder(Path(config.output))
     folder.finish_publishing()
     check_complete(folder)
@@ -72,20 +65,13 @@ def append(
 
 @exclusive
 def retry(
-    config: BuildConfig,
-    *,
-    options: PipelineOptions,
-    analyst: Analyst,
-    started: float,
-    keep_missing: bool = False,
-    allow_removals: bool = False,
+    config: BuildConfig, *, options: PipelineOptions, analyst: Analyst, started: float, policy: Policy
 ) -> Manifest:
     """Tries rejected inputs again, of a finished dataset or of an unfinished build; else does what these do anyway."""
     folder = BuildFolder(Path(config.output))
     folder.finish_publishing()
     if folder.manifest.exists():
-        policy = Policy(retry=True, keep_missing=keep_missing, allow_removals=allow_removals)
-        return update(config, options=options, analyst=analyst, started=started, policy=policy)
+        return update(config, options=options, analyst=analyst, started=started, policy=replace(policy, retry=True))
     if not (folder.is_unfinished and folder.recipe.exists()):
         raise UsageError(
             f"output {folder.root} holds nothing to retry; build it first with `python -m pipelines build`"
@@ -137,16 +123,17 @@ def _write_aside(
     """Writes the shards that the next version needs into its own folder, or goes on with that."""
     aside = BuildFolder(Path(staged.output))
     aside.reopen()  # one that was completed and not put in place is checked against its sources once more
-    begun, bound = begin(aside, staged, anew=False, retry=policy.retry)
+    earlier = begin(aside, staged, anew=False, retry=policy.retry)
     bound = replace(
-        bound,
+        earlier.bound,
         labels=before.labels,
         next_index=next_indices(before),
         inputs=None if policy.allow_removals else before.counts.listed,
         keep_missing=policy.keep_missing,
     )
+    earlier = Earlier(earlier.begun or Donor(aside.root), past, bound)
     try:
-        return write_shards(staged, options=options, begun=begun or Donor(aside.root), past=past, bound=bound)
+        return write_shards(staged, options=options, earlier=earlier)
     except ShardsmithError:
         discard_empty(aside)
         raise

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shards.records import WrittenShard
+
 Scalar = int | float | str
 Cell = Scalar | tuple[Scalar, ...]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in the unit that the config states
@@ -188,6 +190,11 @@ class Receipt:
     def shard(self) -> PlannedShard:
         """The shard's names."""
         return PlannedShard(number=-1, split=self.split, index=self.index)
+
+    @property
+    def written(self) -> WrittenShard:
+        """What its files weigh."""
+        return WrittenShard(self.records, self.bytes, self.sha256, self.index_sha256)
 
 
 @dataclass(frozen=True)

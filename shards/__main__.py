@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from shards import __version__
 from shards.errors import DONE, FAILED, ShardsmithError, UsageError, run
@@ -37,6 +38,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shardsmith {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="verify|inspect|diff")
+    _add_verify(commands)
+    _add_inspect(commands)
+    _add_diff(commands)
+    return parser
+
+
+def _add_verify(commands: Any) -> None:
     verify = commands.add_parser(
         "verify", help="re-read every record and compare everything with the manifest", allow_abbrev=False
     )
@@ -63,6 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="files to check at a time (default: one per core, if the data is large)",
     )
+
+
+def _add_inspect(commands: Any) -> None:
     inspect = commands.add_parser(
         "inspect", help="print splits, classes, features and the first records", allow_abbrev=False
     )
@@ -79,6 +90,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PNG",
         help="where (default ./contact-sheet.png)",
     )
+
+
+def _add_diff(commands: Any) -> None:
     diff = commands.add_parser(
         "diff",
         help="print which examples, classes and settings differ between two datasets",
@@ -92,7 +106,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--examples", type=int, default=10, metavar="N", help="how many to list of each kind of difference (default 10)"
     )
     diff.add_argument("--json", action="store_true", help="print one JSON object with all differences, and no text")
-    return parser
 
 
 def verify(directory: Path, *, level: Level, processes: int | None) -> int:

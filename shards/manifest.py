@@ -8,12 +8,14 @@ and no spaces.
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from shards.errors import ShardsmithError, UsageError
+from shards.records import WrittenShard
 
 MANIFEST = "manifest.json"
 MANIFEST_COPY = "state/manifest.json"  # the same bytes, from which the other can be restored
@@ -53,6 +55,11 @@ class ShardEntry(FileEntry):
     index_sha256: str
     records: NonNegativeInt
     inputs: str
+
+    @classmethod
+    def of(cls, name: str, written: WrittenShard, *, inputs: str = "") -> "ShardEntry":
+        """The entry of a shard such as `train/train-00000`, which lies beside its index."""
+        return cls(path=f"{name}.tfrecord", index=f"{name}.idx", inputs=inputs, **asdict(written))
 
 
 class SplitEntry(_Value):

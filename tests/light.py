@@ -10,7 +10,7 @@ from pipelines.analysis.analyst import Analysis, Analyst
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.runner import parse_beam_options
-from pipelines.update import append, retry
+from pipelines.update import Policy, append, retry
 from pipelines.writing.facts import read_facts
 from shards.files import hash_file
 from shards.manifest import Manifest
@@ -38,11 +38,11 @@ def run_build(config: BuildConfig, analyst: Analyst = LIGHT, *, overwrite: bool 
 
 
 def run_retry(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
-    return retry(config, options=LOCAL, analyst=analyst, started=0, **flags)
+    return retry(config, options=LOCAL, analyst=analyst, started=0, policy=Policy(**flags))
 
 
 def run_append(config: BuildConfig, analyst: Analyst = LIGHT, **flags: bool) -> Manifest:
-    return append(config, options=LOCAL, analyst=analyst, started=0, **flags)
+    return append(config, options=LOCAL, analyst=analyst, started=0, policy=Policy(**flags))
 
 
 def files_of(root: Path) -> dict[str, str]:

@@ -78,15 +78,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> WrittenShard:
 def write_shard(directory: Path, name: str, records: Iterable[bytes]) -> ShardEntry:
     """Writes a shard such as `train/train-00000` and returns its entry."""
     written = write_records(directory / f"{name}.tfrecord", records)
-    return ShardEntry(
-        path=f"{name}.tfrecord",
-        bytes=written.bytes,
-        sha256=written.sha256,
-        index=f"{name}.idx",
-        index_sha256=written.index_sha256,
-        records=written.records,
-        inputs=f"inputs of {name}",
-    )
+    return ShardEntry.of(name, written, inputs=f"inputs of {name}")
 
 
 def write_split(directory: Path, name: str, shards: Sequence[Sequence[Mapping[str, Value]]]) -> SplitEntry:

@@ -17,7 +17,7 @@ import pytest
 from conftest import make_config
 
 from pipelines.workspace.layout import BuildFolder, sweep_temporaries
-from pipelines.workspace.lock import Holder, Run, announce, exclusive, hold
+from pipelines.workspace.lock import UNANNOUNCED, Holder, Run, announce, exclusive, hold
 from shards.errors import ShardsmithError, UsageError
 from shards.files import is_temporary, naming_after, open_atomically, write_atomically
 
@@ -236,7 +236,9 @@ def test_a_run_whose_output_is_gone_is_told_so(tmp_path):
 
 
 def test_without_a_hold_nothing_is_checked(tmp_path):
-    Run.find(tmp_path).check()
+    found = Run.find(tmp_path)
+    assert found == UNANNOUNCED
+    found.check()
 
 
 def test_only_temporary_files_are_swept(tmp_path):

@@ -28,6 +28,7 @@ from shards.manifest import (
     parse_manifest,
     read_manifest,
 )
+from shards.records import WrittenShard
 
 GOLDEN = Path(__file__).parent / "golden" / "manifest.json"
 
@@ -321,6 +322,19 @@ def test_the_counts_say_where_an_input_is_not_in_exactly_one_account(
     listed, written, rejected, duplicates = total
     counts = Counts(listed=listed, written=written, rejected=rejected, duplicates=duplicates, sources=tuple(sources))
     assert counts.problems() == problems
+
+
+def test_the_entry_of_a_written_shard_names_its_files() -> None:
+    written = WrittenShard(records=3, bytes=120, sha256="a", index_sha256="b")
+    assert ShardEntry.of("train/train-00007", written, inputs="c") == ShardEntry(
+        path="train/train-00007.tfrecord",
+        bytes=120,
+        sha256="a",
+        index="train/train-00007.idx",
+        index_sha256="b",
+        records=3,
+        inputs="c",
+    )
 
 
 def test_entries_cannot_be_changed() -> None:

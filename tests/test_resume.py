@@ -31,7 +31,7 @@ from pipelines.sources import partition_sources
 from pipelines.workspace.layout import BuildFolder, load_plan, save_plan
 from pipelines.workspace.lock import Holder, Run, announce, hold
 from pipelines.writing import write
-from pipelines.writing.donor import rewrite_shard
+from pipelines.writing.donor import Earlier, rewrite_shard
 from shards.errors import ShardsmithError, UsageError
 from shards.files import is_temporary, naming_after
 from shards.manifest import read_manifest
@@ -302,7 +302,7 @@ class Recorded:
         self._calls.append((shard, list(refs)))
         return write.write_shard(shard, self._calls[-1][1], **named)
 
-    def run(self, config: BuildConfig, *, begun: Any = None, **_: Any) -> Any:
+    def run(self, config: BuildConfig, *, earlier: Earlier, **_: Any) -> Any:
         """Stands in for `runner.run_build`: the same functions in the same order."""
         folder, run = BuildFolder(Path(config.output)), Run.find(Path(config.output))
         for part in partition_sources(config):
@@ -311,8 +311,8 @@ class Recorded:
             save_plan(self._plan, folder.plan)
             for shard, refs in self._calls:
                 named = {"plan": self._plan, "config": config, "decoders": Inline(config), "watch": lambda *_: None}
-                if begun:
-                    rewrite_shard(shard, refs, begun=begun, past=None, **named)
+                if earlier.begun:
+                    rewrite_shard(shard, refs, begun=earlier.begun, past=None, **named)
                 else:
                     write.write_shard(shard, refs, **named)
         return self._plan

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from shards_data import brief, thorough
 from test_splits import run_dealing
 from test_update import LOCAL, examples_of, run_append, run_build
 
-from pipelines.config import SplitsConfig
+from pipelines.config import BuildConfig, SplitsConfig
 from pipelines.planning.dealing import cut_strata
 from pipelines.planning.splits import choose_split, deal_unit, is_tied, unit_of
 from pipelines.planning.stratify import (
@@ -269,19 +270,28 @@ def write_pictures(root: Path, counts: dict[str, int], *, first: int = 0, groups
     return root
 
 
+def stratified(
+    source: Path,
+    out: Path,
+    pattern: str = r"^(?P<label>\w+)-",
+    *,
+    fractions: Mapping[str, float] = THIRDS,
+    **sections: Any,
+) -> BuildConfig:
+    """A config for what `write_pictures` writes."""
+    splits = {"fractions": fractions, "stratify": True}
+    return make_config(
+        source, out, source={"label_pattern": pattern}, splits=splits, image={"resize": "exact:16"}, **sections
+    )
+
+
 def sides_of(root: Path) -> dict[str, str]:
     return {key: split for split, records in examples_of(root).items() for key in records}
 
 
 def test_a_build_and_what_is_appended_keep_to_the_fractions(tmp_path):
     source = write_pictures(tmp_path / "raw", {"cat": 20, "dog": 13})
-    config = make_config(
-        source,
-        tmp_path / "out",
-        source={"label_pattern": r"^(?P<label>\w+)-"},
-        splits={"fractions": THIRDS, "stratify": True},
-        image={"resize": "exact:16"},
-    )
+    config = stratified(source, tmp_path / "out")
     manifest = run_build(config)
     assert [split.labels["cat"] for split in manifest.splits] == [14, 4, 2]
     assert all(abs(manifest.split(name).labels["dog"] - f * 13) < 1 for name, f in THIRDS.items())
@@ -295,13 +305,8 @@ def test_a_build_and_what_is_appended_keep_to_the_fractions(tmp_path):
 
 def test_groups_by_a_pattern_stay_whole_over_an_append(tmp_path):
     source = write_pictures(tmp_path / "raw", {"cat": 20}, groups=5)
-    config = make_config(
-        source,
-        tmp_path / "out",
-        source={"label_pattern": r"^(?P<label>\w+)-(?P<group>\w+)-"},
-        splits={"fractions": {"train": 0.6, "test": 0.4}, "stratify": True},
-        image={"resize": "exact:16"},
-    )
+    pattern = r"^(?P<label>\w+)-(?P<group>\w+)-"
+    config = stratified(source, tmp_path / "out", pattern, fractions={"train": 0.6, "test": 0.4})
     run_build(config)
     old = sides_of(tmp_path / "out")
     write_pictures(source, {"cat": 20}, first=20, groups=5)
@@ -316,14 +321,7 @@ def test_groups_by_a_pattern_stay_whole_over_an_append(tmp_path):
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_lost_shard_is_made_again_from_what_no_other_shard_has(tmp_path, index):
     source = write_pictures(tmp_path / "raw", {"cat": 40, "dog": 23})
-    config = make_config(
-        source,
-        tmp_path / "out",
-        source={"label_pattern": r"^(?P<label>\w+)-"},
-        splits={"fractions": THIRDS, "stratify": True},
-        image={"resize": "exact:16"},
-        shards={"target_mb": 0.01},
-    )
+    config = stratified(source, tmp_path / "out", shards={"target_mb": 0.01})
     run_build(config)
     write_pictures(source, {"cat": 30, "owl": 10}, first=40)
     shards = run_append(config).split("train").shards

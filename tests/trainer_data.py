@@ -1,6 +1,5 @@
 """Small datasets for the trainer's tests, written with `shards` alone: no Beam, no tf.Transform."""
 
-import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -136,26 +135,14 @@ def _write_split(
     edges = [len(examples) * n * (n + 1) // (shards * (shards + 1)) for n in range(shards + 1)]
     entries, ordinal = [], 0
     for shard, (first, last) in enumerate(pairwise(edges)):
-        path, index = f"{name}/{name}-{shard:05}.tfrecord", f"{name}/{name}-{shard:05}.idx"
-        with (directory / path).open("wb") as stream, (directory / index).open("wb") as rows:
+        path = f"{name}/{name}-{shard:05}"
+        with (directory / f"{path}.tfrecord").open("wb") as stream, (directory / f"{path}.idx").open("wb") as rows:
             writer = RecordWriter(stream, rows)
             for data, label in examples[first:last]:
                 values = {"key": f"{name}/{ordinal}".encode()} | _input(data) | _label(kind, label, labels)
                 writer.write(encode_example(values))
                 ordinal += 1
-            written = writer.finish()
-        index_sha256 = hashlib.sha256((directory / index).read_bytes()).hexdigest()
-        entries.append(
-            ShardEntry(
-                path=path,
-                bytes=written.bytes,
-                sha256=written.sha256,
-                index=index,
-                index_sha256=index_sha256,
-                records=written.records,
-                inputs="",
-            )
-        )
+        entries.append(ShardEntry.of(path, writer.finish()))
     given = Counter(name for _, label in examples for name in _label(kind, label, labels).get("label_name", []))
     return SplitEntry(
         name=name,

@@ -107,21 +107,8 @@ def _split_entry(name: str, receipts: Sequence[Receipt], used: int) -> SplitEntr
         records=sum(receipt.records for receipt in receipts),
         bytes=sum(receipt.bytes for receipt in receipts),
         labels=dict(sorted(labels.items())),
-        shards=tuple(_shard_entry(receipt) for receipt in receipts),
+        shards=tuple(ShardEntry.of(each.shard.name, each.written, inputs=each.inputs) for each in receipts),
         next_index=max([used, *(receipt.index + 1 for receipt in receipts)]),
-    )
-
-
-def _shard_entry(receipt: Receipt) -> ShardEntry:
-    name = receipt.shard.name
-    return ShardEntry(
-        path=f"{name}.tfrecord",
-        bytes=receipt.bytes,
-        sha256=receipt.sha256,
-        index=f"{name}.idx",
-        index_sha256=receipt.index_sha256,
-        records=receipt.records,
-        inputs=receipt.inputs,
     )
 
 

@@ -133,10 +133,15 @@ def is_touched(ref: InputRef, before: Before) -> bool:
     return not before.same or before.again or before.gone or needs_place(ref) or was != is_now
 
 
+def are_many(count: int, inputs: int) -> bool:
+    """Whether these are more than a tenth of a dataset's inputs, which is taken for a mistake."""
+    return count * 10 > inputs
+
+
 def check_removals(listing: Listing, inputs: int) -> None:
     """Refuses to take more than a tenth of a dataset's inputs out of it: a source may be lost, or not be named."""
     removed = listing.changes["removed"]
-    if removed * 10 > inputs:
+    if are_many(removed, inputs):
         raise ShardsmithError(
             f"{removed:,} of the {inputs:,} inputs of the dataset are no longer in the sources, such as "
             f"{', '.join(listing.gone)}; nothing was written. If a source is not mounted, or not named in the config, "
@@ -148,7 +153,7 @@ def check_removals(listing: Listing, inputs: int) -> None:
 def check_replacements(listing: Listing, inputs: int) -> None:
     """Refuses new inputs that have the keys of many others: what is kept must not be lost to what is called alike."""
     changed = listing.changes["changed"]
-    if changed * 10 > inputs:
+    if are_many(changed, inputs):
         raise ShardsmithError(
             f"{changed:,} inputs have the keys of others among the {inputs:,} of the dataset, such as "
             f"{', '.join(listing.replaced)}, and would take their places; nothing was written. If they are new ones, "

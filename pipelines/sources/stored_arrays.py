@@ -25,7 +25,16 @@ T = TypeVar("T")
 _BLOCK_BYTES, _BLOCK_ROWS = 4_000_000, 16_384
 _BLOCK_BYTES_BY_COLUMN = 16_000_000  # there is a seek per column and block
 _COPY_BYTES = 1_000_000
-_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError)
+# What readers raise when bytes are not what they were: a flipped bit may also change what a file says of itself.
+_DAMAGE = (
+    zipfile.BadZipFile,  # no directory at the end of a zip file, or a member that does not fit to its checksum
+    zlib.error,  # deflated bytes, in gzip and zip
+    lzma.LZMAError,  # a member of a zip file may be packed in that way too
+    EOFError,  # a compressed stream that ends early
+    NotImplementedError,  # a member whose entry now names a compression that there is not
+    RuntimeError,  # a member whose entry now says that it is encrypted
+    ValueError,  # a place before the file's start that a directory names, and an array longer than its header says
+)
 
 
 @dataclass(frozen=True)

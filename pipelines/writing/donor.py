@@ -7,7 +7,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.compute
 
 from pipelines.config import BuildConfig
 from pipelines.pictures.process import Made, Outcome, Refused, Task
-from pipelines.planning.plan import Plan
+from pipelines.planning.plan import Past, Plan
 from pipelines.reasons import ALIKE, DUPLICATES
 from pipelines.values import InputRef, PlannedShard, Receipt
 from pipelines.workspace.layout import BuildFolder, load_receipt
@@ -43,6 +43,18 @@ class Donor:
     def folder(self) -> BuildFolder:
         """Where everything lies."""
         return BuildFolder(self.root)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier runs leave to this one: an interrupted run of it, the version before, and what binds its plan."""
+
+    begun: Donor | None = None
+    past: Donor | None = None
+    bound: Past = field(default_factory=Past)
+
+
+FROM_NOTHING = Earlier()
 
 
 def rewrite_shard(
