@@ -9,21 +9,24 @@ from PIL import Image, ImageDraw
 from shards.samples import Box, Sample
 
 _CELL, _CAPTION, _COLUMNS = 128, 16, 8
+_LETTERS = 20  # fit under a picture
 _BOX_COLOUR = (255, 0, 128)
 
 
-def write_sheet(samples: Sequence[Sample], path: Path) -> None:
-    """Draws one or more pictures in a grid; one that cannot be decoded is red."""
+def write_sheet(samples: Sequence[Sample], path: Path, *, keys: bool = False) -> None:
+    """Draws one or more pictures in a grid, with `keys` on a second line; one that cannot be decoded is red."""
     columns = min(_COLUMNS, len(samples))
-    rows = -(-len(samples) // columns)
-    sheet = Image.new("RGB", (columns * _CELL, rows * (_CELL + _CAPTION)), "white")
+    rows, height = -(-len(samples) // columns), _CELL + _CAPTION * (1 + keys)
+    sheet = Image.new("RGB", (columns * _CELL, rows * height), "white")
     draw = ImageDraw.Draw(sheet)
     for number, sample in enumerate(samples):
-        left, top = number % columns * _CELL, number // columns * (_CELL + _CAPTION)
+        left, top = number % columns * _CELL, number // columns * height
         picture = _thumbnail(sample.image)
         _draw_boxes(picture, sample.boxes)
         sheet.paste(picture, (left + (_CELL - picture.width) // 2, top + (_CELL - picture.height) // 2))
-        draw.text((left + 4, top + _CELL + 2), sample.caption[:20], fill="black")
+        draw.text((left + 4, top + _CELL + 2), sample.caption[:_LETTERS], fill="black")
+        if keys:  # the end of a key tells more than its beginning
+            draw.text((left + 4, top + _CELL + _CAPTION), sample.key[-_LETTERS:], fill="grey")
     sheet.save(path, "PNG")
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from shards import __version__
 from shards.errors import run
-from trainer.commands import evaluate, export, order, predict, train
+from trainer.commands import evaluate, export, look, order, predict, train
 
 COMMANDS = (
     train,
@@ -17,6 +17,7 @@ COMMANDS = (
     export,
     predict,
     order,
+    look,
 )
 
 
