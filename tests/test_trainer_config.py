@@ -17,13 +17,16 @@ from shards.order import global_batch
 from shards.settings import load_settings
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
+from trainer.learning.checkpoints import Checkpoints
 from trainer.learning.class_weights import find_class_weights
 from trainer.learning.mixing import Mixer
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
+from trainer.learning.progress import Best, Progress, is_exhausted, judge_progress
 from trainer.learning.rates import plan_rates
+from trainer.learning.saved import find_checkpoint, list_checkpoints
 from trainer.learning.schedule import make_schedule
-from trainer.learning.state import Checkpoints, build_state, find_checkpoint
+from trainer.learning.state import build_state
 from trainer.learning.update import Update
 from trainer.reading.checks import check_replicas, check_training
 from trainer.reading.dataset import Share, training_dataset
@@ -99,13 +102,20 @@ def prefetched(config: TrainConfig) -> Any:
 
 
 def kept(config: TrainConfig) -> Any:
-    source = open_source(config)
-    state = build_state(config, source, tf.distribute.get_strategy())
-    checkpoints = Checkpoints(state, config, Cluster())
-    for _ in range(3):
+    workplace = open_workplace(config, Cluster(), threads=None)
+    state = build_state(config, open_source(config), workplace.strategy)
+    checkpoints = Checkpoints(state, config, workplace)
+    for _ in range(4):
         state.step.assign_add(1)
-        checkpoints.save()
-    return len(list(checkpoints.directory.glob("*.index")))
+        checkpoints.save(Progress(best=Best("accuracy", 0.5, 1)))
+    return [step for step, _ in list_checkpoints(Path(config.output))]
+
+
+def judged(config: TrainConfig) -> Any:
+    progress = Progress()
+    for step, accuracy, loss in ((1, 0.5, 0.1), (2, 0.55, 0.3), (3, 0.4, 0.2)):
+        progress = judge_progress(progress, {"accuracy": accuracy, "loss": loss}, step, config)
+    return progress, is_exhausted(progress, config)
 
 
 def evaluator(config: TrainConfig, worst: int = 0) -> Evaluator:
@@ -195,6 +205,11 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "augment.cutmix": (0.0, 0.5, mixed_batch),
     "checkpoint.every_steps": (2, 3, schedule),
     "checkpoint.keep": (1, 2, kept),
+    "checkpoint.best": (False, True, kept),
+    "checkpoint.metric": (None, "loss", judged),
+    "early_stopping.metric": ("accuracy", "loss", judged),
+    "early_stopping.patience": (1, 2, judged),
+    "early_stopping.min_delta": (0.0, 0.1, judged),
     "faults.bad_loss": ("stop", "rollback", lambda config: config.faults.bad_loss),
     "faults.loss_limit": (None, 1.5, lambda config: config.faults.loss_limit),
     "faults.most_rollbacks": (1, 2, lambda config: config.faults.most_rollbacks),
@@ -258,6 +273,10 @@ def test_epochs_are_whole_global_batches_the_last_one_filled_up() -> None:
         ({"steps": None}, "set either epochs or steps"),
         ({"global_batch": "6"}, "global_batch: Input should be a valid integer"),
         ({"augment__shfit": 1}, "unknown key 'shfit' in augment; did you mean 'shift'?"),
+        (
+            {"early_stopping__patience": 2, "evaluate_every_epochs": None},
+            "early_stopping.patience counts evaluations; set evaluate_every_epochs",
+        ),
         ({"seed": 2**31}, "seed: Input should be less than 2147483648"),
     ],
 )

@@ -1,6 +1,7 @@
 """Training on one device: it learns, resumes bit by bit where it stopped, and refuses what does not belong together."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from shards.errors import RestartMe, ShardsmithError, UsageError
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
 from trainer.learning.loop import Outcome, train
+from trainer.learning.run import check_run, write_run
+from trainer.learning.saved import find_checkpoint
 from trainer.learning.schedule import Schedule
-from trainer.learning.state import build_state, find_checkpoint, restore
+from trainer.learning.state import build_state, restore
 from trainer.reading.source import open_source
 from trainer.running.cluster import Cluster
 from trainer.running.strategy import open_workplace
@@ -56,7 +59,7 @@ def test_learns_and_writes_everything(dataset: Path, tmp_path: Path) -> None:
     assert outcome.evaluation is not None
     assert outcome.evaluation.examples == 20
     assert outcome.evaluation.accuracy > 0.6
-    assert Path(f"{outcome.checkpoint}.index").is_file()
+    assert json.loads(Path(outcome.checkpoint, "saved.json").read_text())["step"] == 60
     assert [(row["split"], row["step"]) for row in metrics(tmp_path)] == [
         ("train", 30),
         ("validation", 30),
@@ -126,20 +129,36 @@ def test_metrics_of_repeated_steps_are_replaced(dataset: Path, tmp_path: Path) -
 def test_other_settings_do_not_continue_a_run(
     dataset: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / "run.json").write_text(_run_json(configure(dataset, tmp_path)))
+    begun = configure(dataset, tmp_path)
+    write_run(begun, check_run(begun, open_source(begun)))
+    config = configure(dataset, tmp_path, **change)
     with pytest.raises(UsageError, match=message):
-        run(configure(dataset, tmp_path, **change))
-
-
-def _run_json(config: TrainConfig) -> str:
-    return json.dumps({"settings": config.shaping(), "data": open_source(config).digest("train")})
+        check_run(config, open_source(config))
 
 
 def test_other_data_do_not_continue_a_run(dataset: Path, tmp_path: Path) -> None:
+    config = configure(dataset, tmp_path / "run")
+    write_run(config, check_run(config, open_source(config)))
+    (tmp_path / "run/checkpoints/step-7").mkdir(parents=True)
+    longer = write_dataset(tmp_path / "data", {"train": random_pictures(36)})
+    manifest = json.loads((longer / "manifest.json").read_text())
+    (longer / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
+    config = configure(longer, tmp_path / "run")
+    with pytest.raises(UsageError) as refused:
+        check_run(config, open_source(config))
+    assert re.sub("[0-9a-f]{12}", "DIGEST", str(refused.value)) == (
+        f"{tmp_path}/run holds a run on other training data: it began with 30 examples (version 1, DIGEST), "
+        f"{longer} has 36 examples (version 2, DIGEST). A run cannot change its examples halfway; choose another "
+        f"output, and to begin there with what was learnt, add --set model.initial={tmp_path}/run/checkpoints/step-7"
+    )
+
+
+def test_a_run_of_an_older_release_is_refused(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-4.index").touch()
     config = configure(dataset, tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({"settings": config.shaping(), "data": "another"}))
-    with pytest.raises(UsageError, match="the training data changed"):
-        run(config)
+    with pytest.raises(UsageError, match="holds a run of an older shardsmith.*choose another output"):
+        check_run(config, open_source(config))
 
 
 def test_loss_that_is_not_a_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:

@@ -52,12 +52,9 @@ def digest(text: str) -> str:
 
 
 def weights(checkpoint: Path) -> dict[str, Any]:
-    reader = tf.train.load_checkpoint(str(checkpoint))
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name.endswith("VARIABLE_VALUE") and name != "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
-    }
+    reader = tf.train.load_checkpoint(str(checkpoint / "variables"))
+    names = [name for name in reader.get_variable_to_shape_map() if name.endswith("VARIABLE_VALUE")]
+    return {name: reader.get_tensor(name) for name in names}
 
 
 def test_two_workers_train_as_one(dataset: Path, tmp_path: Path) -> None:

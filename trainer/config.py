@@ -7,7 +7,14 @@ from pydantic import Field, model_validator
 from shards.order import Order
 from shards.settings import Settings
 from trainer.judging.settings import EvaluationConfig
-from trainer.learning.settings import CheckpointConfig, FaultsConfig, LossConfig, ModelConfig, OptimizerConfig
+from trainer.learning.settings import (
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    FaultsConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from trainer.reading.settings import AugmentConfig, InputConfig, SplitsConfig
 
 Positive = Annotated[int, Field(ge=1)]
@@ -30,6 +37,7 @@ class TrainConfig(Settings):
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     faults: FaultsConfig = FaultsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     log_every: Positive = 50
@@ -38,9 +46,11 @@ class TrainConfig(Settings):
     deterministic: bool = False  # bit-identical results on the same hardware; slower, most of all on GPUs
 
     @model_validator(mode="after")
-    def _one_length(self) -> "TrainConfig":
+    def _settings_fit(self) -> "TrainConfig":
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("set either epochs or steps, the length of the run")
+        if self.early_stopping.patience and self.evaluate_every_epochs is None:
+            raise ValueError("early_stopping.patience counts evaluations; set evaluate_every_epochs")
         return self
 
     @model_validator(mode="after")
@@ -72,6 +82,7 @@ class TrainConfig(Settings):
             "epochs",
             "steps",
             "checkpoint",
+            "early_stopping",
             "faults",
             "evaluation",
             "log_every",

@@ -40,7 +40,9 @@ def config_command(commands: Any, name: str, command: Callable[..., int], text: 
 def add_checkpoint_flag(parser: argparse.ArgumentParser) -> None:
     """Adds --checkpoint."""
     parser.add_argument(
-        "--checkpoint", metavar="PATH", help="for example OUTPUT/checkpoints/step-100 (default: newest)"
+        "--checkpoint",
+        metavar="WHICH",
+        help="newest (default), best, a step, or a path such as OUTPUT/checkpoints/step-100",
     )
 
 

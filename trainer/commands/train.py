@@ -16,6 +16,7 @@ from trainer.commands.request import (
 )
 from trainer.config import TrainConfig
 from trainer.learning.class_weights import find_class_weights
+from trainer.learning.progress import check_metrics
 from trainer.learning.rates import Rates, plan_rates
 from trainer.quiet import import_tensorflow
 from trainer.reading.checks import check_replicas, check_training
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, cluster = load_config(arguments), find_cluster(arguments)
     source = open_source(config)
     check_training(config, source, workers=cluster.workers)
+    check_metrics(config, source)
     find_class_weights(config, source)  # refuses labels that there are not
     rates = plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling))
     if arguments.local_workers:
@@ -81,7 +83,9 @@ def _tell_rates(config: TrainConfig, rates: Rates) -> None:
 
 
 def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) -> None:
-    if outcome.first_step == outcome.last_step:
+    if outcome.early:
+        _tell_early(config, outcome)
+    elif outcome.first_step == outcome.last_step:
         print(
             f"finished already, at step {outcome.last_step}; to train further set more epochs, or choose another output"
         )
@@ -90,5 +94,15 @@ def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) ->
     if outcome.evaluation:
         name, value = next(iter(outcome.evaluation.metrics.items()))
         print(f"{name:<8} {value:.4f} on {outcome.evaluation.split}")
+    if outcome.best and config.checkpoint.best:
+        best = outcome.best
+        print(f"best     {best.metric} {best.value:.4f} at step {best.step}; --checkpoint best evaluates or exports it")
     print(f"weights  sha256 {outcome.weights}")
     print(f"made     {outcome.checkpoint}, and metrics.jsonl and tensorboard/ in {config.output}")
+
+
+def _tell_early(config: TrainConfig, outcome: "Outcome") -> None:
+    print(
+        f"stopped  early, at step {outcome.last_step}: {config.early_stopping.patience} evaluations in a row were no "
+        "better; raise early_stopping.patience to train on"
+    )

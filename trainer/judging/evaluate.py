@@ -19,7 +19,8 @@ from trainer.judging.judges import Seen, make_judge
 from trainer.judging.results import Evaluation
 from trainer.judging.tally import NOTHING, Tally, pack, unpack
 from trainer.learning.faults import explained
-from trainer.learning.state import State, build_state, find_checkpoint, restore
+from trainer.learning.saved import find_checkpoint
+from trainer.learning.state import State, build_state, restore
 from trainer.reading.dataset import Share, evaluation_dataset
 from trainer.reading.source import Source
 from trainer.running.strategy import Workplace

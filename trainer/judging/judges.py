@@ -212,6 +212,15 @@ def make_judge(source: Source, *, worst: int) -> Judge:
     return (MultiJudge if source.label_kind == "multi" else SingleJudge)(labels=source.labels, worst=worst)
 
 
+def metric_names(source: Source) -> tuple[str, ...]:
+    """The names of the metrics that an evaluation gives, the most telling first, and `loss`."""
+    outputs = np.zeros((1, source.targets if source.label_kind == "regression" else len(source.labels)), np.float32)
+    targets = np.zeros(1, np.int64) if source.label_kind == "single" else outputs
+    judge = make_judge(source, worst=0)
+    likeness = judge.count(Seen(number=0, outputs=outputs, targets=targets, ordinals=np.zeros(1, np.int64)))
+    return (*judge.summarise(likeness, split="", step=0).metrics, "loss")
+
+
 def _log_softmax(outputs: npt.NDArray[np.float32]) -> Floats:
     shifted = outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

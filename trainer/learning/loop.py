@@ -1,19 +1,21 @@
 """The training loop: reports, saves and evaluates between stretches of steps, from the newest checkpoint to the end."""
 
 import math
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shards.errors import RestartMe, ShardsmithError
+from shards.errors import RestartMe
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
 from trainer.judging.results import Evaluation
+from trainer.learning.checkpoints import Checkpoints
 from trainer.learning.consumed import Recorder
 from trainer.learning.faults import bad_loss, explained
 from trainer.learning.meter import Meter
+from trainer.learning.progress import Best, Progress, is_exhausted, judge_progress
+from trainer.learning.run import check_run, write_run
 from trainer.learning.schedule import Schedule, make_schedule
-from trainer.learning.state import Checkpoints, State, build_state, check_run, write_run
+from trainer.learning.state import State, build_state
 from trainer.learning.step import Stepper, Stretch
 from trainer.reading.source import Source
 from trainer.running.report import Reporter
@@ -22,12 +24,17 @@ from trainer.running.strategy import Workplace
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: where it began and stopped, its last evaluation (None when there was none) and its weights."""
+    """How a run ended: where it began and stopped, its last evaluation (None when there was none) and its weights.
+
+    `best` is the best evaluation ever; `early` whether early stopping ended the run.
+    """
 
     first_step: int
     last_step: int
     checkpoint: str
     evaluation: Evaluation | None
+    best: Best | None
+    early: bool
     weights: str
 
 
@@ -37,29 +44,26 @@ def train(config: TrainConfig, source: Source, workplace: Workplace, *, record_k
     if workplace.cluster.is_chief:
         write_run(config, run)
     state = build_state(config, source, workplace.strategy)
-    with closing(Checkpoints(state, config, workplace.cluster)) as checkpoints:
-        first = checkpoints.restore_latest()
-        _check_same_start(workplace, first, config.output)
-        schedule = make_schedule(config, source.split(config.splits.train).draws(config.input.sampling))
-        evaluation = None
-        if first < schedule.total:
-            _announce(first, schedule.total)
-            recorder = Recorder(config, source, workplace) if record_keys else None
-            evaluation = Loop(
-                config,
-                source,
-                workplace,
-                state=state,
-                schedule=schedule,
-                checkpoints=checkpoints,
-                recorder=recorder,
-            ).run()
+    checkpoints = Checkpoints(state, config, workplace)
+    progress = checkpoints.restore_newest()
+    first = int(state.step.numpy())
+    schedule = make_schedule(config, source.split(config.splits.train).draws(config.input.sampling))
+    evaluation = None
+    if not is_exhausted(progress, config) and (
+        first < schedule.total or schedule.is_missing(progress.evaluated, first)
+    ):
+        _announce(first, schedule.total)
+        recorder = Recorder(config, source, workplace) if record_keys else None
+        loop = Loop(config, source, workplace, state, schedule, checkpoints, progress, recorder)
+        evaluation, progress = loop.run()
     step = int(state.step.numpy())
     return Outcome(
         first_step=first,
         last_step=step,
-        checkpoint=str(checkpoints.directory / f"step-{step}"),
+        checkpoint=str(checkpoints.path(step)),
         evaluation=evaluation,
+        best=progress.best,
+        early=is_exhausted(progress, config),
         weights=state.weights_digest(),
     )
 
@@ -77,40 +81,44 @@ class Loop:
         config: TrainConfig,
         source: Source,
         workplace: Workplace,
-        *,
         state: State,
         schedule: Schedule,
         checkpoints: Checkpoints,
+        progress: Progress,
         recorder: Recorder | None = None,
     ) -> None:
         """Prepares the inputs of training and evaluation; nothing is read yet."""
-        self._source, self._state, self._schedule, self._checkpoints = source, state, schedule, checkpoints
-        self._workplace, self._recorder = workplace, recorder
+        self._config, self._source, self._workplace, self._state = config, source, workplace, state
+        self._schedule, self._checkpoints, self._recorder = schedule, checkpoints, recorder
+        self._progress = progress
         self._stepper = Stepper(config, source, workplace, state=state, recorder=recorder)
         self._meter = Meter(config, source, state)
+        self._meter.resume(progress.sums)
         self._evaluator = (
             Evaluator(config, source, workplace, state=state, split=config.splits.evaluate)
             if schedule.evaluate
             else None
         )
-        self._output = Path(config.output) if workplace.cluster.is_chief else None
         self._evaluation: Evaluation | None = None
 
-    def run(self) -> Evaluation | None:
-        """Trains to the end; returns the last evaluation."""
+    def run(self) -> tuple[Evaluation | None, Progress]:
+        """Trains to the end; returns the last evaluation and the progress."""
         step = int(self._state.step.numpy())
-        with Reporter(self._schedule.total, first_step=step, output=self._output) as reporter:
-            while step < self._schedule.total:
+        output = Path(self._config.output) if self._workplace.cluster.is_chief else None
+        with Reporter(
+            self._schedule.total, first_step=step, evaluated=self._progress.evaluated, output=output
+        ) as reporter:
+            if self._schedule.is_missing(self._progress.evaluated, step):
+                self._evaluate(step, reporter, is_saved=True)
+            while step < self._schedule.total and not is_exhausted(self._progress, self._config):
                 with explained(self._source):
                     stretch = self._stepper.run(self._steps_from(step))
                 step += stretch.steps
                 if self._recorder:
                     self._recorder.write(step - 1)
                 self._check(stretch, step)
-                self._do_what_is_due(step, reporter)
-                if stretch.leaving and step < self._schedule.total:
-                    self._leave(step)
-        return self._evaluation
+                self._do_what_is_due(step, reporter, leaving=stretch.leaving and step < self._schedule.total)
+        return self._evaluation, self._progress
 
     def _steps_from(self, step: int) -> int:
         """How many steps to do in one call: up to the next thing that is due, one by one if each is recorded."""
@@ -121,33 +129,38 @@ class Loop:
             raise bad_loss(stretch.loss, step)
         self._meter.add(stretch)
 
-    def _do_what_is_due(self, step: int, reporter: Reporter) -> None:
+    def _do_what_is_due(self, step: int, reporter: Reporter, *, leaving: bool) -> None:
+        """Reports, saves and evaluates. Whoever is asked to leave saves at once; a resumed run evaluates then."""
         schedule = self._schedule
         if schedule.is_due(schedule.log, step):
             reporter.training(self._meter.read(step))
-        if schedule.is_due(schedule.save, step):
+        is_saved = leaving or schedule.is_due(schedule.save, step)
+        if is_saved:
             self._save()
+        if leaving:
+            raise RestartMe(f"stopped on request; saved step {step}, and the same command resumes there")
         if self._evaluator and schedule.is_due(schedule.evaluate, step):
-            self._evaluation = self._evaluator.evaluate(step)
-            reporter.evaluation(self._evaluation)
+            self._evaluate(step, reporter, is_saved=is_saved)
         self._meter.pause()
+
+    def _evaluate(self, step: int, reporter: Reporter, *, is_saved: bool) -> None:
+        """Judges the weights of a step, and sees to it that what came out survives with them."""
+        assert self._evaluator
+        self._evaluation = self._evaluator.evaluate(step)
+        reporter.evaluation(self._evaluation)
+        metrics = self._evaluation.metrics | {"loss": self._evaluation.loss}
+        self._progress = judge_progress(self._progress, metrics, step, self._config)
+        is_best = self._config.checkpoint.best and self._progress.best and self._progress.best.step == step
+        if is_saved:
+            self._checkpoints.amend(self._with_sums())
+        elif is_best or is_exhausted(self._progress, self._config):
+            self._save()
 
     def _save(self) -> None:
         if self._recorder:
             self._workplace.wait_for_all()  # what is saved as done must have been recorded by everyone
-        self._checkpoints.save()
+        self._checkpoints.save(self._with_sums())
 
-    def _leave(self, step: int) -> None:
-        """Saves, on all workers together, because one of them has been asked to end."""
-        if not self._schedule.is_due(self._schedule.save, step):
-            self._save()
-        raise RestartMe(f"stopped on request; saved step {step}, and the same command resumes there")
-
-
-def _check_same_start(workplace: Workplace, step: int, output: str) -> None:
-    """Refuses to train when workers found different checkpoints: they do not share the output directory."""
-    if workplace.sum_over_replicas(step) != step * workplace.strategy.num_replicas_in_sync:
-        raise ShardsmithError(
-            f"worker {workplace.cluster.index} found a checkpoint of step {step} in {output}, others another one; "
-            "all workers must see the same output directory"
-        )
+    def _with_sums(self) -> Progress:
+        self._progress = replace(self._progress, sums=self._meter.sums())
+        return self._progress

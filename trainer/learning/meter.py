@@ -1,6 +1,7 @@
 """Averages losses and scores between reports, and measures the rate of training alone."""
 
 import time
+from collections.abc import Mapping
 
 from trainer.config import TrainConfig
 from trainer.learning.state import State
@@ -32,6 +33,15 @@ class Meter:
         self._examples += stretch.examples
         self._spent += time.monotonic() - self._since
         self.pause()
+
+    def sums(self) -> dict[str, float]:
+        """What has been added up since the last reading, to go on with after a restart."""
+        return {"loss": self._loss, "score": self._score, "examples": self._examples, "spent": self._spent}
+
+    def resume(self, sums: Mapping[str, float]) -> None:
+        """Goes on from the sums of a run that was cut off."""
+        self._loss, self._score = sums.get("loss", 0.0), sums.get("score", 0.0)
+        self._examples, self._spent = sums.get("examples", 0.0), sums.get("spent", 0.0)
 
     def read(self, step: int) -> TrainMetrics:
         """The means since the last reading."""

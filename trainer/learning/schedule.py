@@ -24,6 +24,10 @@ class Schedule:
         """Whether a period ends at `step`; the end of the run ends all that ever happen."""
         return bool(period) and (step % period == 0 or step == self.total)
 
+    def is_missing(self, evaluated: int, step: int) -> bool:
+        """Whether the evaluation due at `step` is still to come; `evaluated` is the step of the last one."""
+        return evaluated < step and self.is_due(self.evaluate, step)
+
 
 def make_schedule(config: TrainConfig, records: int) -> Schedule:
     """The periods of the config in steps."""

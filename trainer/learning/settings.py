@@ -105,10 +105,26 @@ class LossConfig(Settings):
 
 
 class CheckpointConfig(Settings):
-    """How often the state is saved (null: once per epoch; always at the end) and how many saves stay."""
+    """How often the state is saved (null: once per epoch; always at the end) and how many saves stay.
+
+    `best` keeps the best one beside them: by `metric` of the evaluation, or by its first one (null).
+    """
 
     every_steps: Positive | None = None
     keep: Positive = 3
+    best: bool = True
+    metric: str | None = None
+
+
+class EarlyStoppingConfig(Settings):
+    """Ends the run when `patience` evaluations in a row (null: any number) were not better by more than `min_delta`.
+
+    They are compared by `metric`, or by the first metric of the evaluation (null).
+    """
+
+    metric: str | None = None
+    patience: Positive | None = None
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
 
 
 class FaultsConfig(Settings):

@@ -1,9 +1,6 @@
-"""What a run remembers: model, optimizer, step and random state in checkpoints, its settings in run.json."""
+"""The variables of a run: model, optimizer, step and random state."""
 
 import hashlib
-import json
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,22 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from shards.errors import ShardsmithError, UsageError
-from shards.files import write_atomically
+from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
+from trainer.learning.chance import draw_apart
 from trainer.learning.ema import Average
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
 from trainer.learning.rates import plan_rates
+from trainer.learning.saved import VARIABLES
 from trainer.learning.task import Task, make_task
 from trainer.reading.inputs import Inputs, make_inputs
 from trainer.reading.source import Source
 from trainer.reading.transform import Transform
-from trainer.running.cluster import Cluster
-
-RUN = "run.json"
-CHECKPOINTS = "checkpoints"
-PREFIX = "step"
 
 
 @dataclass(frozen=True)
@@ -77,6 +70,7 @@ def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
         checkpoint = tf.train.Checkpoint(
             model=model, optimizer=optimizer, step=step, seeds=_seed_states(model), **averaged
         )
+    draw_apart(model)
     return State(
         inputs=inputs,
         task=task,
@@ -96,101 +90,10 @@ def _seed_states(model: Any) -> list[Any]:
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
 
-class Checkpoints:
-    """The saves of one run under <output>/checkpoints. Every worker calls `save`, the chief's is kept."""
-
-    def __init__(self, state: State, config: TrainConfig, cluster: Cluster) -> None:
-        """Nothing is read or written yet."""
-        self._state = state
-        self.directory = Path(config.output) / CHECKPOINTS
-        self._scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix="shardsmith-")
-        self._manager = tf.train.CheckpointManager(
-            state.checkpoint,
-            self._scratch.name if self._scratch else str(self.directory),
-            max_to_keep=config.checkpoint.keep,
-            checkpoint_name=PREFIX,
-        )
-
-    def save(self) -> str:
-        """Writes the state under the name of its step."""
-        try:
-            return self._manager.save(checkpoint_number=int(self._state.step.numpy()))
-        except (tf.errors.OpError, OSError) as error:
-            raise ShardsmithError(
-                f"the checkpoint cannot be written to {self.directory}: {error}; "
-                "free space or permit writing, then give the same command to resume"
-            ) from error
-
-    def close(self) -> None:
-        """Removes what only this worker saved."""
-        if self._scratch:
-            self._scratch.cleanup()
-
-    def restore_latest(self) -> int:
-        """Restores the newest save and returns its step; 0 when there is none."""
-        latest = latest_checkpoint(self.directory.parent)
-        if latest:
-            restore(self._state, latest)
-        return int(self._state.step.numpy())
-
-
-def latest_checkpoint(output: Path) -> str | None:
-    """The newest checkpoint of a run."""
-    return tf.train.latest_checkpoint(str(output / CHECKPOINTS))
-
-
-def find_checkpoint(config: TrainConfig, wanted: str | None) -> str:
-    """The checkpoint asked for, or the newest of the run; an error when there is none."""
-    found = wanted.removesuffix(".index") if wanted else latest_checkpoint(Path(config.output))
-    if found is None:
-        raise ShardsmithError(f"{config.output} has no checkpoint; train first: python -m trainer train CONFIG")
-    if not Path(f"{found}.index").is_file():
-        raise UsageError(f"no checkpoint at {found}: give a path such as {config.output}/{CHECKPOINTS}/{PREFIX}-100")
-    return found
-
-
-def restore(state: State, path: str) -> None:
-    """Restores everything, or fails saying which checkpoint does not fit."""
+def restore(state: State, path: str | Path) -> None:
+    """Restores everything from a checkpoint's directory, or fails saying which checkpoint does not fit."""
     try:
-        state.checkpoint.restore(path).assert_existing_objects_matched()
+        state.checkpoint.read(str(Path(path) / VARIABLES)).assert_existing_objects_matched()
     except (AssertionError, ValueError, tf.errors.OpError) as error:
         reason = str(error).splitlines()[0]
         raise ShardsmithError(f"checkpoint {path} does not fit this model: {reason}") from error
-
-
-def check_run(config: TrainConfig, source: Source) -> dict[str, Any]:
-    """What identifies this run; refuses an output directory that holds another one."""
-    run = {"settings": config.shaping(), "data": source.digest(config.splits.train)}
-    path = Path(config.output) / RUN
-    if not path.is_file():
-        return run
-    try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        changes = list(_differences(begun, run))
-    except (ValueError, AttributeError, OSError) as error:
-        raise ShardsmithError(f"{path} cannot be read: {error}; train into another output directory") from error
-    if changes:
-        raise UsageError(
-            f"{config.output} holds a run with other settings: {'; '.join(changes)}; "
-            "set them back to go on with it, or choose another output"
-        )
-    return run
-
-
-def write_run(config: TrainConfig, run: dict[str, Any]) -> None:
-    """Writes run.json."""
-    try:
-        Path(config.output).mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(config.output) / RUN, (json.dumps(run, indent=1) + "\n").encode())
-    except OSError as error:
-        raise ShardsmithError(f"output {config.output} cannot be written: {error.strerror}") from error
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in sorted(old.keys() | new.keys()):
-        before, now = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            yield from _differences(before, now, f"{prefix}{key}.")
-        elif before != now:
-            name = f"{prefix}{key}".removeprefix("settings.")
-            yield "the training data changed" if name == "data" else f"{name} was {before!r}, is {now!r}"

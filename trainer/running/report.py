@@ -47,11 +47,11 @@ class TrainMetrics:
 class Reporter:
     """Shows metrics to the person; keeps them on disk as well when `output` is given (the chief's)."""
 
-    def __init__(self, total_steps: int, *, first_step: int, output: Path | None) -> None:
-        """Continues the files of a resumed run after `first_step`."""
+    def __init__(self, total_steps: int, *, first_step: int, evaluated: int, output: Path | None) -> None:
+        """Continues the files of a resumed run after `first_step`, and after the evaluation at step `evaluated`."""
         self._total = total_steps
         self._started, self._first = time.monotonic(), first_step
-        self._log = _continue_metrics(output / METRICS, first_step) if output else None
+        self._log = _continue_metrics(output / METRICS, first_step, evaluated) if output else None
         self._events = tf.summary.create_file_writer(str(output / TENSORBOARD)) if output else None
         self._progress = _progress_bar() if sys.stdout.isatty() else None
         self._task = self._progress.add_task("train", total=total_steps, text="") if self._progress else None
@@ -109,9 +109,11 @@ def _progress_bar() -> Progress:
     return Progress(BarColumn(bar_width=20), TextColumn("step {task.completed}/{task.total}  {task.fields[text]}"))
 
 
-def _continue_metrics(path: Path, step: int) -> Any:
-    """Opens the metrics for appending, without the lines of steps that will be done again."""
-    kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+def _continue_metrics(path: Path, step: int, evaluated: int) -> Any:
+    """Opens the metrics for appending, without the lines of steps and evaluations that will be done again."""
+    rows = [(line, json.loads(line)) for line in _lines(path)]
+    # Only lines about training have an epoch: the evaluation split may be called train, too.
+    kept = [line for line, row in rows if row["step"] <= (step if "epoch" in row else evaluated)]
     write_atomically(path, "".join(kept).encode())
     return path.open("a", encoding="utf-8")
 

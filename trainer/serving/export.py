@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
-from trainer.learning.state import State, build_state, find_checkpoint, restore
+from trainer.learning.saved import find_checkpoint
+from trainer.learning.state import State, build_state, restore
 from trainer.reading.source import Source
 from trainer.serving.answers import make_answers
 
