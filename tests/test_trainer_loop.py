@@ -12,6 +12,7 @@ from tensorflow.python.framework import config as tf_config
 from trainer_data import make_config, random_pictures, write_dataset
 
 from shards.errors import RestartMe, ShardsmithError, UsageError
+from shards.manifest import read_manifest
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
 from trainer.learning.loop import Outcome, train
@@ -141,8 +142,7 @@ def test_other_data_do_not_continue_a_run(dataset: Path, tmp_path: Path) -> None
     write_run(config, check_run(config, open_source(config)))
     (tmp_path / "run/checkpoints/step-7").mkdir(parents=True)
     longer = write_dataset(tmp_path / "data", {"train": random_pictures(36)})
-    manifest = json.loads((longer / "manifest.json").read_text())
-    (longer / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
+    (longer / "manifest.json").write_text(read_manifest(longer).model_copy(update={"version": 2}).to_json())
     config = configure(longer, tmp_path / "run")
     with pytest.raises(UsageError) as refused:
         check_run(config, open_source(config))
