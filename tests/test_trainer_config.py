@@ -28,6 +28,7 @@ from trainer.learning.saved import find_checkpoint, list_checkpoints
 from trainer.learning.schedule import make_schedule
 from trainer.learning.state import build_state
 from trainer.learning.update import Update
+from trainer.reading.cache import cache_folder, check_cache, local_split
 from trainer.reading.checks import check_replicas, check_training
 from trainer.reading.dataset import Share, training_dataset
 from trainer.reading.plan import global_batches
@@ -136,6 +137,19 @@ def training_refusal(config: TrainConfig) -> str:
     return refusal(lambda: check_training(config, open_source(config), workers=1))
 
 
+def copies(config: TrainConfig) -> str:
+    settings = config.input.model_dump()
+    if config.input.cache == "disk":
+        settings["cache_folder"] = f"{config.dataset}/cache"
+    cached = make_config(config.dataset, input=settings)
+    return type(local_split(cached, open_source(cached), "train").cache).__name__  # type: ignore[attr-defined]
+
+
+def cache_refusal(config: TrainConfig) -> str:
+    cached = make_config(config.dataset, input__cache="disk", input__cache_gb=config.input.cache_gb)
+    return refusal(lambda: check_cache(cached, open_source(cached)))
+
+
 def checkpoint_place(config: TrainConfig) -> str:
     return refusal(lambda: find_checkpoint(config, None))
 
@@ -167,6 +181,9 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "input.shuffle_records": (12, 24, order),
     "input.sampling": ("natural", "balanced", plan),
     "input.prefetch": (1, 2, prefetched),
+    "input.cache": ("memory", "disk", copies),
+    "input.cache_folder": ("one", "two", lambda config: str(cache_folder(config.input))),
+    "input.cache_gb": (1e-9, 2e-9, cache_refusal),
     "model.name": ("small_cnn", "trainer.learning.model:small_cnn", lambda config: config.model.name),
     "model.image_size": (8, 16, model),
     "model.dropout": (0.1, 0.2, model),
@@ -301,7 +318,7 @@ def test_shipped_configs_are_valid(name: str) -> None:
 def test_resumed_runs_share_what_shapes_weights() -> None:
     shaping = make_config("").shaping()
     assert shaping["seed"] == 0
-    assert "prefetch" not in shaping["input"]
+    assert shaping["input"].keys() == {"lanes", "run", "shuffle_records", "sampling"}
     assert not shaping.keys() & {"dataset", "output", "steps", "epochs", "strategy"}
 
 

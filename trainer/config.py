@@ -18,6 +18,7 @@ from trainer.learning.settings import (
 from trainer.reading.settings import AugmentConfig, InputConfig, SplitsConfig
 
 Positive = Annotated[int, Field(ge=1)]
+NOT_SHAPING_INPUT = {"prefetch", "cache", "cache_folder", "cache_gb"}  # how records get here, not which
 StrategyName = Literal["auto", "one_device", "mirrored", "multi_worker"]
 
 
@@ -89,4 +90,4 @@ class TrainConfig(Settings):
             "evaluate_every_epochs",
             "strategy",
         }
-        return self.model_dump(mode="json", exclude=dict.fromkeys(free, True) | {"input": {"prefetch"}})
+        return self.model_dump(mode="json", exclude=dict.fromkeys(free, True) | {"input": NOT_SHAPING_INPUT})

@@ -19,6 +19,7 @@ from trainer.learning.class_weights import find_class_weights
 from trainer.learning.progress import check_metrics
 from trainer.learning.rates import Rates, plan_rates
 from trainer.quiet import import_tensorflow
+from trainer.reading.cache import check_cache
 from trainer.reading.checks import check_replicas, check_training
 from trainer.reading.source import Rows, Source, open_source
 from trainer.running.cluster import Cluster
@@ -45,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_training(config, source, workers=cluster.workers)
     check_metrics(config, source)
     find_class_weights(config, source)  # refuses labels that there are not
+    check_cache(config, source)
     rates = plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling))
     if arguments.local_workers:
         return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))

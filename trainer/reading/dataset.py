@@ -17,6 +17,7 @@ from shards.order import LONGEST_SPAN, Block, evaluation_blocks
 from trainer.config import TrainConfig
 from trainer.learning.mixing import draw_mix
 from trainer.learning.task import make_task
+from trainer.reading.cache import local_split
 from trainer.reading.inputs import make_inputs
 from trainer.reading.plan import training_plan
 from trainer.reading.salvage import Salvage
@@ -66,7 +67,7 @@ def training_dataset(config: TrainConfig, source: Source, share: Share, *, start
         drawn = draw_mix(config, seed=seed_of(record, config.seed), form=source.form)
         return {inputs.feature: inputs.for_training(record, config)} | drawn
 
-    salvage = _salvage(config, source, split, prepare)
+    salvage = _salvage(config, source, split.name, prepare)
     blocks = _read(_training_plan(config, split, share, start_step), share, salvage, longest=config.input.run)
     return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
@@ -75,9 +76,7 @@ def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, spl
     """Batches of a split as in training, but unchanged, pass after pass; batch b of a split is always the same."""
     plan = _evaluation_plan(source.split(split), share, worker_batch=share.batch)
     inputs = make_inputs(source.form)
-    salvage = _salvage(
-        config, source, source.split(split), lambda record: {inputs.feature: inputs.for_evaluation(record)}
-    )
+    salvage = _salvage(config, source, split, lambda record: {inputs.feature: inputs.for_evaluation(record)})
     blocks = _read(plan, share, salvage, longest=LONGEST_SPAN)
     return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
@@ -91,7 +90,8 @@ def record_features(source: Source) -> Features:
 def training_records(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
     """One worker's records in training order, still encoded: features, key, ordinal, occurrence, epoch and weight."""
     split = source.split(config.splits.train)
-    salvage = Salvage(split, config.faults.bad_record, _parser(record_features(source)))
+    local = local_split(config, source, split.name)
+    salvage = Salvage(local, config.faults.bad_record, _parser(record_features(source)))
     plan = _training_plan(config, split, share, start_step)
     return _read(plan, share, salvage, longest=config.input.run).unbatch()
 
@@ -118,8 +118,8 @@ def _evaluation_plan(split: Split, share: Share, *, worker_batch: int) -> Plan:
     return plan
 
 
-def _salvage(config: TrainConfig, source: Source, split: Split, prepare: Callable[[Record], Record]) -> Salvage:
-    task = make_task(source)
+def _salvage(config: TrainConfig, source: Source, split: str, prepare: Callable[[Record], Record]) -> Salvage:
+    task, local = make_task(source), local_split(config, source, split)
 
     def example(record: Record) -> Record:
         return prepare(record) | {
@@ -128,7 +128,7 @@ def _salvage(config: TrainConfig, source: Source, split: Split, prepare: Callabl
             "fingerprint": fingerprint(record["key"]),
         }
 
-    return Salvage(split, config.faults.bad_record, _parser(record_features(source)), make=example)
+    return Salvage(local, config.faults.bad_record, _parser(record_features(source)), make=example)
 
 
 def _parser(features: Features) -> Callable[[Tensor], Record]:
@@ -149,7 +149,8 @@ def _read(plan: Plan, share: Share, salvage: Salvage, *, longest: int) -> Datase
 
 
 def _describe(block: Block, split: Split, epoch: int) -> dict[str, Any]:
-    """A block as arrays that name files and byte ranges instead of record numbers."""
+    """A block as arrays that name files and byte ranges instead of record numbers; the files are there."""
+    split.bring(block.shard.tolist())
     spans = zip(block.shard.tolist(), block.first.tolist(), block.count.tolist(), strict=True)
     extents = np.array([split.extent(*span) for span in spans], dtype=np.int64)
     return {

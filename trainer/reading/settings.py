@@ -12,6 +12,7 @@ Share0 = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(gt=0)]
 STRONGEST = 10  # of a policy
 Sampling = Literal["natural", "balanced"]
+CacheName = Literal["none", "memory", "disk"]
 
 
 class SplitsConfig(Settings):
@@ -25,6 +26,7 @@ class InputConfig(Settings):
     """How the training split is read; `shards.order` explains lanes and runs. `shuffle_records` are held encoded.
 
     An epoch draws every example once if `sampling` is natural; if it is balanced, every class equally often.
+    `cache` keeps copies of the shards nearby, so that slow storage is read once.
     """
 
     lanes: Positive = 16
@@ -32,6 +34,15 @@ class InputConfig(Settings):
     shuffle_records: Positive = 4096
     sampling: Sampling = "natural"
     prefetch: Positive = 2  # batches kept ready for each worker
+    cache: CacheName = "none"
+    cache_folder: str | None = None  # of a cache on disk; the system's temporary directory if not set
+    cache_gb: Annotated[float, Field(gt=0)] | None = None  # the most that a cache may hold; what is free if not set
+
+    @model_validator(mode="after")
+    def _folder_is_for_disk(self) -> "InputConfig":
+        if self.cache_folder is not None and self.cache == "memory":
+            raise ValueError("cache_folder is for cache: disk; a cache in memory has none")
+        return self
 
 
 class ResizedCropConfig(Settings):

@@ -1,7 +1,7 @@
 """The dataset as the trainer sees it: opened and checked against the config before TensorFlow is imported."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -69,6 +69,9 @@ class Split:
     def draws(self, sampling: Sampling) -> int:
         """Examples in an epoch of training."""
         return balanced_draws(self.records, self.classes) if sampling == "balanced" else self.records
+
+    def bring(self, shards: Iterable[int]) -> None:
+        """Returns when these shards can be read; those of a dataset read in place always can."""
 
     @cached_property
     def _rows(self) -> Any:
