@@ -1,14 +1,11 @@
 """The exported model sees the pixels that training saw, and answers for files without any of our code."""
 
-import io
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
 from trainer_data import encode, make_config, random_pictures, write_dataset
 
 from shards.errors import ShardsmithError, UsageError
@@ -21,7 +18,8 @@ from trainer.reading.source import open_source
 from trainer.running.cluster import Cluster
 from trainer.running.strategy import open_workplace
 from trainer.serving.export import export
-from trainer.serving.predict import load_served, plain, predict
+from trainer.serving.lite import ask, export_lite
+from trainer.serving.predict import find_files, load_served, predict
 
 PICTURES = random_pictures(30)
 
@@ -37,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def exported(trained: TrainConfig) -> Path:
-    return export(trained, open_source(trained), checkpoint=None)[1]
+    return export(trained, open_source(trained), checkpoint=None).directory
 
 
 def test_training_evaluation_and_serving_see_equal_tensors(trained: TrainConfig, exported: Path) -> None:
@@ -115,19 +113,48 @@ def test_no_checkpoint(trained: TrainConfig, tmp_path: Path) -> None:
         export(config, open_source(config), checkpoint=None)
 
 
-def _saved(picture: Image.Image, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, **options)
-    return stream.getvalue()
+def test_pixels_are_another_way_to_ask(trained: TrainConfig, exported: Path) -> None:
+    loaded = tf.saved_model.load(str(exported))
+    files = tf.constant([data for data, _ in PICTURES[:5]])
+    expected = loaded.signatures["serving_default"](image_bytes=files)
+    found = loaded.signatures["pixels"](pixels=loaded.preprocess(files))
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_plain_heeds_exif_and_transparency() -> None:
-    picture = Image.new("RGB", (3, 2), (10, 20, 30))
-    assert plain(_saved(picture, format="PNG")) == _saved(picture, format="PNG")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(io.BytesIO(plain(_saved(picture, format="JPEG", exif=exif)))) as turned:
-        assert turned.size == (2, 3)
-    with Image.open(io.BytesIO(plain(_saved(Image.new("RGBA", (1, 1), (0, 0, 0, 0)), format="PNG")))) as opaque:
-        assert opaque.getpixel((0, 0)) == (255, 255, 255)
-    assert plain(b"<html>") == b"<html>"
+def test_folders_are_searched(exported: Path, tmp_path: Path) -> None:
+    for name in ("b/2.PNG", "b/1.jpeg", "a/3.webp", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_files(load_served(str(exported)), ["first.tif", str(tmp_path)])
+    assert found == ["first.tif", *(str(tmp_path / name) for name in ("a/3.webp", "b/1.jpeg", "b/2.PNG"))]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"no file below .*empty ends with .bmp, .gif, .jpeg, .jpg, .png, .webp; name"):
+        find_files(load_served(str(exported)), [str(tmp_path / "empty")])
+
+
+def test_tflite_answers_like_the_network(trained: TrainConfig) -> None:
+    exported = export(trained, open_source(trained), checkpoint=None, lite=True)
+    assert exported.lite == Path(trained.output) / "model.tflite"
+    assert exported.parity is not None
+    assert (exported.parity.examples, exported.parity.same_first) == (6, 6)
+    assert exported.parity.largest < 1e-5
+    loaded = tf.saved_model.load(str(exported.directory))
+    pixels = loaded.preprocess(tf.constant([data for data, _ in PICTURES[:3]]))
+    given = ask(exported.lite.read_bytes(), pixels.numpy())
+    np.testing.assert_allclose(given, loaded.signatures["pixels"](pixels=pixels)["probabilities"], atol=1e-5)
+
+
+def test_tflite_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = np.eye(3, dtype=np.float32)
+    monkeypatch.setattr("trainer.serving.lite.ask", lambda content, examples: examples[::-1])
+    with pytest.raises(ShardsmithError, match="differs from the network: 1 of 3 answers agree, numbers within 1e"):
+        export_lite(tf.identity, examples, tmp_path / "model.tflite")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_operation_that_tflite_lacks_is_told(tmp_path: Path) -> None:
+    rows = np.ones((2, 4), np.float32)
+    with pytest.raises(ShardsmithError, match="cannot be converted to TFLite: .*; the SavedModel has been written"):
+        export_lite(lambda batch: tf.math.digamma(batch), rows, tmp_path / "model.tflite")

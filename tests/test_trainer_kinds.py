@@ -69,7 +69,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         write_rows(base / "data", request.param), base / "run", steps=None, epochs=20, evaluate_every_epochs=10
     )
     outcome = run(config)
-    return Trained(request.param, config, outcome, export(config, open_source(config), checkpoint=None)[1])
+    return Trained(request.param, config, outcome, export(config, open_source(config), checkpoint=None).directory)
 
 
 def test_rows_are_learnt(trained: Trained) -> None:
@@ -247,7 +247,7 @@ def test_several_labels_per_picture(tmp_path: Path) -> None:
     outcome = run(config)
     assert outcome.evaluation is not None
     assert outcome.evaluation.as_dict()["labels"][0]["examples"] == 6, "every picture has the first label"
-    served = load_served(str(export(config, open_source(config), checkpoint=None)[1]))
+    served = load_served(str(export(config, open_source(config), checkpoint=None).directory))
     assert str(served) == "takes pictures"
     (tmp_path / "a.png").write_bytes(pictures[0][0])
     [asked] = predict(served, [str(tmp_path / "a.png")])

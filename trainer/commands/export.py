@@ -14,6 +14,7 @@ def add_parser(commands: Any) -> None:
     """Declares the command."""
     parser = config_command(commands, "export", run, "write a SavedModel that takes encoded pictures or rows")
     add_checkpoint_flag(parser)
+    parser.add_argument("--tflite", action="store_true", help="write OUTPUT/model.tflite too, and compare")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,8 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.serving.answers import make_answers
     from trainer.serving.export import export
 
-    found, target = export(config, source, checkpoint=arguments.checkpoint)
+    exported = export(config, source, checkpoint=arguments.checkpoint, lite=arguments.tflite)
     takes, gives = make_inputs(source.form).signature.name, ", ".join(make_answers(make_task(source)).served)
-    print(f"exported {found}\nmade     {target} (takes {takes}, gives {gives})")
-    print(f"next     python -m trainer predict FILE... --model {shlex.quote(str(target))}")
+    print(f"exported {exported.checkpoint}\nmade     {exported.directory} (takes {takes}, gives {gives})")
+    if exported.lite:
+        print(f"made     {exported.lite} ({exported.parity})")
+    print(f"next     python -m trainer predict FILE... --model {shlex.quote(str(exported.directory))}")
     return DONE

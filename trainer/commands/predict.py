@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         help="ask an exported model about files or a dataset",
         description="Ask an exported model about pictures, rows in .npy files, or the records of a dataset.",
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", help="pictures; for a model of rows: .npy files")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="pictures or folders; for a model of rows: .npy files")
     parser.add_argument("--dataset", metavar="DIR", help="ask about a dataset instead of files; it needs no labels")
     parser.add_argument("--split", help="split of the dataset (default: the only one)")
     parser.add_argument("--model", required=True, metavar="DIR", help="directory that `export` wrote")
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--split is the split of a dataset; give --dataset too, or leave it out")
     records = open_records(arguments.dataset, arguments.split) if arguments.dataset else None
     import_tensorflow()
-    from trainer.serving.predict import load_served, predict, predict_records
+    from trainer.serving.predict import find_files, load_served, predict, predict_records
 
     served = load_served(arguments.model)
     failed: list[Prediction] = []
-    predictions = predict_records(served, records) if records else predict(served, arguments.files)
+    predictions = predict_records(served, records) if records else predict(served, find_files(served, arguments.files))
     if arguments.jsonl:
         count = _write_jsonl(Path(arguments.jsonl), _noting(failed, predictions))
         print(f"made     {arguments.jsonl} with {count} predictions")

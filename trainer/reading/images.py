@@ -1,5 +1,7 @@
 """Encoded pictures to uint8 tensors of the model's size: the same functions in training, evaluation and serving."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 from trainer.reading.source import Geometry
 
 Tensor = Any
+LANCZOS = 4  # neighbours on each side
 
 
 def decode(data: Tensor) -> Tensor:
@@ -17,7 +20,12 @@ def decode(data: Tensor) -> Tensor:
 
 def prepare(data: Tensor, geometry: Geometry) -> Tensor:
     """Encoded bytes as the model's uint8 input, without anything random."""
-    return middle(fit(decode(data), geometry.mode, box=geometry.box), geometry.size)
+    return place(decode(data), geometry)
+
+
+def place(picture: Tensor, geometry: Geometry) -> Tensor:
+    """A picture of any size as the model's input."""
+    return middle(fit(picture, geometry.mode, box=geometry.box), geometry.size)
 
 
 def fit(picture: Tensor, mode: str, *, box: tuple[int, int]) -> Tensor:
@@ -70,15 +78,42 @@ def _scaled_side(side: Tensor, numerator: int, denominator: Tensor) -> Tensor:
 
 def _scale(picture: Tensor, sides: Tensor) -> Tensor:
     """Shrinks by averaging areas, then enlarges with Lanczos: one side may shrink while the other grows."""
-    shrunk = resample(picture, tf.minimum(sides, tf.shape(picture)[:2]), tf.image.ResizeMethod.AREA)
-    return resample(shrunk, sides, tf.image.ResizeMethod.LANCZOS3)
+    shrunk = shrink(picture, tf.minimum(sides, tf.shape(picture)[:2]))
+    return _unless_equal(shrunk, sides, _enlarge)
+
+
+def shrink(picture: Tensor, sides: Tensor) -> Tensor:
+    """The picture with these smaller sides, by averaging areas."""
+    return resample(picture, sides, tf.image.ResizeMethod.AREA)
 
 
 def resample(picture: Tensor, sides: Tensor, method: str) -> Tensor:
     """The picture with these sides, rounded to uint8; one that has them already passes untouched."""
+    return _unless_equal(picture, sides, lambda *given: tf.image.resize(*given, method=method))
 
+
+def _unless_equal(picture: Tensor, sides: Tensor, resize: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     def resized() -> Tensor:
-        pixels = tf.image.resize(picture[tf.newaxis], sides, method=method)[0]
-        return tf.cast(tf.clip_by_value(tf.round(pixels), 0, 255), tf.uint8)
+        return tf.cast(tf.clip_by_value(tf.round(resize(picture, sides)), 0, 255), tf.uint8)
 
     return tf.cond(tf.reduce_all(tf.equal(tf.shape(picture)[:2], sides)), lambda: picture, resized)
+
+
+def _enlarge(picture: Tensor, sides: Tensor) -> Tensor:
+    """Lanczos over eight neighbours, as OpenCV has it and the build uses it; that of tf.image is over six."""
+    rows = _lanczos(tf.cast(picture, tf.float32), sides[0])
+    return tf.transpose(_lanczos(tf.transpose(rows, [1, 0, 2]), sides[1]), [1, 0, 2])
+
+
+def _lanczos(pixels: Tensor, side: Tensor) -> Tensor:
+    """The pixels with `side` rows."""
+    current = tf.shape(pixels)[0]
+    places = (tf.range(side, dtype=tf.float32) + 0.5) * tf.cast(current / side, tf.float32) - 0.5
+    taps = tf.cast(tf.floor(places), tf.int32)[:, tf.newaxis] + tf.range(1 - LANCZOS, 1 + LANCZOS)
+    distances = (tf.cast(taps, tf.float32) - places[:, tf.newaxis]) * math.pi
+    # sinc(d) * sinc(d / 4), without its constant factor; at a tap itself it is the limit.
+    weights = tf.where(
+        tf.abs(distances) < 1e-4, 1.0 / LANCZOS, tf.sin(distances) * tf.sin(distances / LANCZOS) / distances**2
+    )
+    weights /= tf.reduce_sum(weights, axis=1, keepdims=True)
+    return tf.einsum("rt,rtcx->rcx", weights, tf.gather(pixels, tf.clip_by_value(taps, 0, current - 1)))

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.reading.augment import prepare_training
-from trainer.reading.images import prepare
+from trainer.reading.images import place, prepare
+from trainer.reading.raw import decode_raw
 from trainer.reading.seeds import seed_of
 from trainer.reading.source import Geometry, Rows
 
@@ -36,6 +37,11 @@ class Inputs(ABC):
     @abstractmethod
     def signature(self) -> Any:
         """What a served model takes."""
+
+    @property
+    @abstractmethod
+    def prepared(self) -> Any:
+        """The same as the network takes it, before the dataset's transform."""
 
     @abstractmethod
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
@@ -73,6 +79,11 @@ class PictureInputs(Inputs):
         """Encoded pictures."""
         return tf.TensorSpec([None], tf.string, name="image_bytes")
 
+    @property
+    def prepared(self) -> Any:
+        """Decoded pictures of the model's size."""
+        return tf.TensorSpec([None, *self.geometry.size, 3], tf.uint8, name="pixels")
+
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
         """The picture, changed by (seed, epoch, record) alone."""
         return prepare_training(record["image"], self.geometry, config.augment, seed=seed_of(record, config.seed))
@@ -82,9 +93,9 @@ class PictureInputs(Inputs):
         return prepare(record["image"], self.geometry)
 
     def for_serving(self, batch: Tensor) -> Tensor:
-        """The decoded pictures."""
+        """The pictures in files of any kind that the build takes."""
         spec = tf.TensorSpec([*self.geometry.size, 3], tf.uint8)
-        return tf.map_fn(lambda data: prepare(data, self.geometry), batch, fn_output_signature=spec)
+        return tf.map_fn(lambda data: place(decode_raw(data), self.geometry), batch, fn_output_signature=spec)
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,11 @@ class RowInputs(Inputs):
     def signature(self) -> Any:
         """Rows."""
         return tf.TensorSpec([None, self.length], tf.float32, name="features")
+
+    @property
+    def prepared(self) -> Any:
+        """Rows: nothing has to be done to them."""
+        return self.signature
 
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
         """The row."""

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ from shards.errors import ShardsmithError
 from trainer.config import TrainConfig
 from trainer.learning.saved import find_checkpoint
 from trainer.learning.state import State, build_state, restore
+from trainer.reading.dataset import Share, evaluation_dataset
+from trainer.reading.inputs import make_inputs
 from trainer.reading.source import Source
 from trainer.serving.answers import make_answers
+from trainer.serving.lite import LITE, Parity, export_lite
 
 EXPORT = "export"
+EXAMPLES = 64  # that a TFLite model must answer like the network
 LABELS = "labels.txt"
+SERVING, PIXELS = "serving_default", "pixels"  # the names of signatures
 Tensor = Any
 
 
@@ -29,9 +35,20 @@ class ServedModel(tf.Module):
         self._inputs, self._answers = state.inputs, make_answers(state.task)
         if labels_file:
             self.labels_file = tf.saved_model.Asset(str(labels_file))
-        signature = [state.inputs.signature]
-        self.preprocess = tf.function(self._preprocess, input_signature=signature)
-        self.serve = tf.function(self._serve, input_signature=signature)
+        self.preprocess = tf.function(self._preprocess, input_signature=[state.inputs.signature])
+        self.serve = tf.function(self._serve, input_signature=[state.inputs.signature])
+        self.serve_prepared = tf.function(self._serve_prepared, input_signature=[state.inputs.prepared])
+
+    @property
+    def signatures(self) -> dict[str, Any]:
+        """The ways to ask: inputs as they come, and as the network takes them if that is something else."""
+        ways = {SERVING: self.serve}
+        return ways if self._inputs.prepared == self._inputs.signature else ways | {PIXELS: self.serve_prepared}
+
+    def numbers(self, batch: Tensor) -> Tensor:
+        """The answers about prepared inputs as numbers alone: probabilities, or what is predicted."""
+        answers = self._serve_prepared(batch)
+        return answers["probabilities" if "probabilities" in answers else "prediction"]
 
     def _preprocess(self, batch: Tensor) -> Tensor:
         """What the network would have been given in training, before the transform."""
@@ -39,19 +56,46 @@ class ServedModel(tf.Module):
 
     def _serve(self, batch: Tensor) -> dict[str, Tensor]:
         """What the task answers about each picture or row."""
-        outputs = self.model(self.transform(self.preprocess(batch)), training=False)
+        return self._serve_prepared(self.preprocess(batch))
+
+    def _serve_prepared(self, batch: Tensor) -> dict[str, Tensor]:
+        """What the task answers about inputs that are prepared already."""
+        outputs = self.model(self.transform(batch), training=False)
         return self._answers.serve(tf.cast(outputs, tf.float32))
 
 
-def export(config: TrainConfig, source: Source, *, checkpoint: str | None) -> tuple[str, Path]:
-    """Writes <output>/export from a checkpoint (the newest by default); returns the checkpoint and the directory."""
+@dataclass(frozen=True)
+class Exported:
+    """Which checkpoint was written where; `parity` tells how the TFLite model compares, if one was asked for."""
+
+    checkpoint: str
+    directory: Path
+    lite: Path | None = None
+    parity: Parity | None = None
+
+
+def export(config: TrainConfig, source: Source, *, checkpoint: str | None, lite: bool = False) -> Exported:
+    """Writes <output>/export from a checkpoint (the newest by default), and <output>/model.tflite if asked for."""
     found = find_checkpoint(config, checkpoint)
     state = build_state(config, source, tf.distribute.get_strategy())
     restore(state, found)
     target = Path(config.output) / EXPORT
     with tempfile.TemporaryDirectory(prefix="shardsmith-") as scratch:
-        _save(ServedModel(state, labels_file=_write_labels(source, Path(scratch))), target)
-    return found, target
+        served = ServedModel(state, labels_file=_write_labels(source, Path(scratch)))
+        _save(served, target)
+    if not lite:
+        return Exported(found, target)
+    path = Path(config.output) / LITE
+    return Exported(found, target, path, export_lite(served.numbers, _some_inputs(config, source), path))
+
+
+def _some_inputs(config: TrainConfig, source: Source) -> Any:
+    """Inputs of a few examples that were not learnt from, as the network takes them."""
+    names = [split.name for split in source.manifest.splits if split.records]
+    split = config.splits.evaluate if config.splits.evaluate in names else config.splits.train
+    share = Share(worker=0, workers=1, batch=min(EXAMPLES, source.split(split).records), threads=1)
+    batch = next(evaluation_dataset(config, source, share, split=split).as_numpy_iterator())
+    return batch[make_inputs(source.form).feature]
 
 
 def _write_labels(source: Source, directory: Path) -> Path | None:
@@ -69,7 +113,7 @@ def _save(served: ServedModel, target: Path) -> None:
     for left_over in (fresh, old):
         shutil.rmtree(left_over, ignore_errors=True)
     try:
-        tf.saved_model.save(served, str(fresh), signatures={"serving_default": served.serve})
+        tf.saved_model.save(served, str(fresh), signatures=served.signatures)
         if target.exists():
             target.rename(old)
         fresh.rename(target)

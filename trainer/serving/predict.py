@@ -1,6 +1,5 @@
 """Asks an exported model about files, or about the records of a dataset, with nothing but the SavedModel itself."""
 
-import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shards.errors import ShardsmithError, UsageError
 from trainer.quiet import own_words, reason_of
 from trainer.reading.dataset import Share, evaluation_records
 from trainer.reading.source import Records, Rows
 from trainer.serving.answers import Answers, find_answers
+from trainer.serving.export import SERVING
 
-SERVING = "serving_default"
 PICTURES, ROWS = "image_bytes", "features"  # what a served model of ours takes
 AT_ONCE = {PICTURES: 32, ROWS: 1024}
-EXIF_ORIENTATION, UPRIGHT = 0x0112, 1
+SUFFIXES = {PICTURES: (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"), ROWS: (".npy",)}
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,20 @@ def load_served(directory: str) -> Served:
     function.owner = loaded  # the function holds its variables weakly
     [(takes, spec)] = specs.items()
     return Served(function, answers, takes, length=spec.shape[1] if takes == ROWS else 0)
+
+
+def find_files(served: Served, paths: Sequence[str]) -> list[str]:
+    """The files as given, and in place of a folder those below it that the model takes by their names, sorted."""
+    return [
+        name for path in paths for name in (_below(path, SUFFIXES[served.takes]) if os.path.isdir(path) else [path])
+    ]
+
+
+def _below(folder: str, suffixes: tuple[str, ...]) -> list[str]:
+    files = [str(path) for path in Path(folder).rglob("*") if path.name.lower().endswith(suffixes) and path.is_file()]
+    if not files:
+        raise UsageError(f"no file below {folder} ends with {', '.join(suffixes)}; name the files themselves")
+    return sorted(files)
 
 
 def predict(served: Served, files: Sequence[str]) -> Iterator[Prediction]:
@@ -158,26 +170,6 @@ def _read_rows(name: str, length: int) -> Iterator[Question]:
 
 def _read(name: str) -> bytes | OSError:
     try:
-        return plain(Path(name).read_bytes())
+        return Path(name).read_bytes()
     except OSError as error:
         return OSError(f"cannot be read: {error.strerror or error}")
-
-
-def plain(data: bytes) -> bytes:
-    """The same bytes, or an upright and opaque PNG: the build heeds EXIF and transparency, TensorFlow does not."""
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            turned = picture.getexif().get(EXIF_ORIENTATION, UPRIGHT) != UPRIGHT
-            if not turned and not picture.has_transparency_data:
-                return data
-            return _as_png(ImageOps.exif_transpose(picture))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return data  # the model says what is wrong with it
-
-
-def _as_png(picture: Image.Image) -> bytes:
-    opaque = Image.new("RGBA", picture.size, "white")
-    opaque.alpha_composite(picture.convert("RGBA"))
-    stream = io.BytesIO()
-    opaque.convert("RGB").save(stream, "PNG")
-    return stream.getvalue()
