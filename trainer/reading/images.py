@@ -9,12 +9,17 @@ import tensorflow as tf
 from trainer.reading.source import Geometry
 
 Tensor = Any
+ACCURATE = "INTEGER_ACCURATE"  # as the build decodes; the default of TensorFlow is not
 LANCZOS = 4  # neighbours on each side
 
 
 def decode(data: Tensor) -> Tensor:
     """The picture in JPEG, PNG, GIF (first frame), BMP or WebP bytes as uint8 RGB [height, width, 3]."""
-    picture = tf.io.decode_image(data, channels=3, expand_animations=False)
+    picture = tf.cond(
+        tf.io.is_jpeg(data),
+        lambda: tf.io.decode_jpeg(data, channels=3, dct_method=ACCURATE),
+        lambda: tf.io.decode_image(data, channels=3, expand_animations=False),
+    )
     return tf.ensure_shape(picture, [None, None, 3])
 
 

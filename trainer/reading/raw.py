@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.reading.images import ACCURATE
+
 Tensor = Any
 JPEG, PNG, GIF, WEBP, BMP, OTHER = range(6)
 APP1, SCAN = 0xE1, 0xDA
@@ -23,7 +25,7 @@ def decode_raw(data: Tensor) -> Tensor:
     picture = tf.switch_case(
         _format(data),
         {
-            JPEG: lambda: tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE"),
+            JPEG: lambda: tf.io.decode_jpeg(data, channels=3, dct_method=ACCURATE),
             PNG: lambda: _opaque(_decode_png(data)),
             GIF: lambda: tf.io.decode_gif(data)[0],
             WEBP: lambda: _opaque(tf.io.decode_webp(data)[0]),
