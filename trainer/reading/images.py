@@ -83,13 +83,8 @@ def _scaled_side(side: Tensor, numerator: int, denominator: Tensor) -> Tensor:
 
 def _scale(picture: Tensor, sides: Tensor) -> Tensor:
     """Shrinks by averaging areas, then enlarges with Lanczos: one side may shrink while the other grows."""
-    shrunk = shrink(picture, tf.minimum(sides, tf.shape(picture)[:2]))
+    shrunk = resample(picture, tf.minimum(sides, tf.shape(picture)[:2]), tf.image.ResizeMethod.AREA)
     return _unless_equal(shrunk, sides, _enlarge)
-
-
-def shrink(picture: Tensor, sides: Tensor) -> Tensor:
-    """The picture with these smaller sides, by averaging areas."""
-    return resample(picture, sides, tf.image.ResizeMethod.AREA)
 
 
 def resample(picture: Tensor, sides: Tensor, method: str) -> Tensor:
