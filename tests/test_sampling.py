@@ -1,5 +1,6 @@
 """Balanced sampling, from the labels in the shards to the records that tf.data delivers."""
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -104,6 +105,18 @@ def test_shards_that_are_not_what_was_counted_are_refused(config: TrainConfig) -
     message = "split 'train' has records of 3 classes, the manifest counts 4; find the damage with"
     with pytest.raises(ShardsmithError, match=message):
         next(training_plan(config, split, worker=0, workers=1, start_step=0))
+
+
+def test_damage_among_the_labels_is_told_as_such_before_reading_begins(dataset: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(dataset, copy)
+    shard = copy / "train/train-00001.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-50])
+    config = make_config(copy, input__sampling="balanced")
+    with pytest.raises(
+        ShardsmithError, match=r"train-00001.tfrecord, record at byte \d+: the file ends before the record"
+    ):
+        training_dataset(config, open_source(config), Share(worker=0, workers=1, batch=6, threads=1), start_step=0)
 
 
 def test_records_without_one_class_are_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from trainer.reading.cache import local_split
 from trainer.reading.inputs import make_inputs
 from trainer.reading.plan import training_plan
 from trainer.reading.salvage import Salvage
+from trainer.reading.sampling import classes_to_balance
 from trainer.reading.seeds import seed_of
 from trainer.reading.source import Source, Split
 
@@ -104,6 +105,7 @@ def evaluation_records(split: Split, share: Share, *, features: Features, worker
 
 
 def _training_plan(config: TrainConfig, split: Split, share: Share, start_step: int) -> Plan:
+    classes_to_balance(config, split)  # read before TensorFlow asks for them: it would tell what is wrong as its own
     return lambda: training_plan(config, split, worker=share.worker, workers=share.workers, start_step=start_step)
 
 

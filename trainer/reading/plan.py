@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from shards.order import Block, Ints, training_blocks
 from trainer.config import TrainConfig
-from trainer.reading.sampling import read_classes
+from trainer.reading.sampling import classes_to_balance
 from trainer.reading.source import Split
 
 
@@ -12,9 +12,8 @@ def training_plan(
     config: TrainConfig, split: Split, *, worker: int, workers: int, start_step: int
 ) -> Iterator[tuple[int, Block]]:
     """Yields one worker's (epoch, block) from `start_step` on, without end."""
-    sampling = config.input.sampling
-    classes = read_classes(split) if sampling == "balanced" else None
-    epoch, first = divmod(start_step, config.order.steps_per_epoch(split.draws(sampling)))
+    classes = classes_to_balance(config, split)
+    epoch, first = divmod(start_step, config.order.steps_per_epoch(split.draws(config.input.sampling)))
     while True:
         for block in training_blocks(
             split.shard_records,

@@ -9,6 +9,7 @@ import numpy as np
 from shards.errors import ShardsmithError
 from shards.keys import read_features
 from shards.order import Classes
+from trainer.config import TrainConfig
 from trainer.reading.source import Split
 
 LABEL = "label"
@@ -25,6 +26,11 @@ def read_classes(split: Split) -> Classes:
             "find the damage with `python -m shards verify`"
         )
     return classes
+
+
+def classes_to_balance(config: TrainConfig, split: Split) -> Classes | None:
+    """The classes that a training run draws equally often; None if it draws every example once."""
+    return read_classes(split) if config.input.sampling == "balanced" else None
 
 
 def _classes(split: Split) -> Iterator[int]:
