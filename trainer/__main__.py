@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from shards import __version__
 from shards.errors import run
-from trainer.commands import evaluate, export, look, order, predict, train
+from trainer.commands import doctor, evaluate, export, look, order, predict, train
 
 COMMANDS = (
     train,
@@ -18,6 +18,7 @@ COMMANDS = (
     predict,
     order,
     look,
+    doctor,
 )
 
 

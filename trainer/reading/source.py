@@ -257,7 +257,7 @@ def find_rows(config: TrainConfig, stored: FeatureEntry) -> Rows:
 def find_geometry(config: TrainConfig, settings: Mapping[str, Any]) -> Geometry:
     """The input geometry from the config and the build settings in the manifest."""
     resize = (settings.get("image") or {}).get("resize") or {}
-    mode, stored = resize.get("mode", "none"), _stored_box(resize)
+    mode, stored = resize.get("mode", "none"), stored_box(resize)
     size = config.model.image_size or stored
     if size is None:
         raise UsageError(
@@ -271,7 +271,8 @@ def find_geometry(config: TrainConfig, settings: Mapping[str, Any]) -> Geometry:
     return Geometry(mode=fit_mode, box=_crop_box(stored, size) if config.augment.crop else size, size=size)
 
 
-def _stored_box(resize: Mapping[str, Any]) -> tuple[int, int] | None:
+def stored_box(resize: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The sides (height, width) that all stored pictures have, from the build's settings; None if they differ."""
     if resize.get("mode") not in FIXED_SIZE_MODES:
         return None
     if resize.get("size") is not None:
