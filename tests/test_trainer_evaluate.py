@@ -48,7 +48,7 @@ def evaluate(config: TrainConfig, path: Path, *extra: str) -> str:
 
 
 def results(run: Path) -> dict[str, bytes]:
-    files = [run / "evaluation-validation.json"]
+    files = [run / "evaluation-validation.json", *sorted((run / "evaluation-validation").iterdir())]
     return {path.name: path.read_bytes() for path in files}
 
 
@@ -66,6 +66,8 @@ def test_one_two_and_three_workers_agree_to_the_byte(trained: TrainConfig, tmp_p
     assert (judged["examples"], judged["skipped"]) == (RECORDS, 0)
     assert sum(each["examples"] for each in judged["classes"]) == RECORDS
     assert sum(cell["examples"] for cell in judged["confusions"]) == RECORDS
+    mistakes = [json.loads(line) for line in one["mistakes.jsonl"].splitlines()]
+    assert len(mistakes) == RECORDS - judged["correct"] > 0
 
 
 def evaluator(config: TrainConfig, **values: Any) -> Evaluator:

@@ -1,12 +1,10 @@
 """`evaluate`: judges a checkpoint on a split."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from shards.errors import DONE
-from shards.files import write_atomically
 from trainer.commands.request import (
     add_checkpoint_flag,
     add_worker_flags,
@@ -17,7 +15,9 @@ from trainer.commands.request import (
     other_command,
     print_table,
 )
-from trainer.judging.results import Evaluation
+from trainer.judging.figures import figures_of
+from trainer.judging.files import write_evaluation
+from trainer.judging.results import LONGEST_TABLE, Evaluation
 from trainer.quiet import import_tensorflow
 from trainer.reading.source import open_source
 from trainer.running.workers import run_workers
@@ -35,26 +35,31 @@ def run(arguments: argparse.Namespace) -> int:
     """Judges, prints the result and writes it beside the run."""
     config, cluster = load_config(arguments), find_cluster(arguments)
     source = open_source(config)
-    split = source.split(arguments.split or config.splits.evaluate).name
+    split = source.split(arguments.split or config.splits.evaluate)
     if arguments.local_workers:
         return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
     import_tensorflow()
     from trainer.judging.evaluate import evaluate_checkpoint
+    from trainer.running.report import write_images
     from trainer.running.strategy import open_workplace
 
     workplace = open_workplace(config, cluster, threads=arguments.threads)
-    found, result = evaluate_checkpoint(config, source, workplace, split=split, checkpoint=arguments.checkpoint)
+    found, result = evaluate_checkpoint(config, source, workplace, split=split.name, checkpoint=arguments.checkpoint)
     print(f"evaluated {found}")
     _tell_evaluation(result)
     if cluster.is_chief:
-        path = Path(config.output) / f"evaluation-{split}.json"
-        write_atomically(path, (json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n").encode())
-        print(f"made     {path}\nnext     {other_command(arguments, 'export')}", flush=True)
+        figures = figures_of(result)
+        made, *others = write_evaluation(Path(config.output), result, split, figures=figures)
+        write_images(Path(config.output), result.split, figures, result.step)
+        print(f"made     {made}, and {', '.join(path.name for path in others)} in {made.with_suffix('')}")
+        print(f"next     {other_command(arguments, 'export')}", flush=True)
     workplace.wait_for_all()
     return DONE
 
 
 def _tell_evaluation(result: Evaluation) -> None:
     print_table(*result.table())
+    if result.left_out:
+        print(f"the worst {LONGEST_TABLE}; {result.left_out:,} more are in the files")
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     print(f"{metrics} ({result.counted}), loss {result.loss:.4f} on {result.split}")

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from trainer.judging.results import Evaluation
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+BLOBS = 3  # DATA_CLASS_BLOB_SEQUENCE of summary.proto
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Reporter:
     def evaluation(self, result: Evaluation) -> None:
         """Reports the result of a pass over the evaluation split."""
         values = {"step": result.step, "loss": result.loss, **result.metrics, "examples": result.examples}
-        self._keep(result.split, result.step, values)
+        self._keep(result.split, result.step, values | ({"skipped": result.skipped} if result.skipped else {}))
         say = self._progress.console.print if self._progress else print
         told = "  ".join(f"{name} {value:.4f}" for name, value in (result.metrics | {"loss": result.loss}).items())
         say(f"step {result.step}/{self._total}  {result.split}: {told}  ({result.counted})")
@@ -103,6 +104,18 @@ class Reporter:
             with self._events.as_default():
                 _write_scalars(split, values, step)
             self._events.flush()
+
+
+def write_images(output: Path, split: str, pictures: Mapping[str, bytes], step: int) -> None:
+    """Writes PNG pictures to TensorBoard's event files."""
+    # As with scalars, what tf.summary.image writes does not need the tensorboard package.
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "images"}, data_class=BLOBS)
+    with tf.summary.create_file_writer(str(output / TENSORBOARD)).as_default() as writer:
+        for name, png in pictures.items():
+            height, width, _ = tf.io.decode_png(png).shape
+            image = tf.constant([str(width).encode(), str(height).encode(), png])
+            tf.summary.write(f"{split}/{name}", image, step=step, metadata=metadata)
+        writer.close()
 
 
 def _progress_bar() -> Progress:
