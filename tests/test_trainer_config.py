@@ -307,7 +307,7 @@ def test_lanes_must_share_the_batch() -> None:
         _ = make_config("", input__lanes=4).order
 
 
-@pytest.mark.parametrize("name", ["train_augment", "train_demo", "train_features", "train_mobilenet"])
+@pytest.mark.parametrize("name", ["train_augment", "train_demo", "train_features", "train_fruits", "train_mobilenet"])
 def test_shipped_configs_are_valid(name: str) -> None:
     path = Path(__file__).parents[1] / "configs" / f"{name}.yaml"
     config = load_settings(TrainConfig, path, {})
