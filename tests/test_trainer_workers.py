@@ -61,10 +61,11 @@ def test_two_workers_train_as_one(dataset: Path, tmp_path: Path) -> None:
     values = {
         "global_batch": 8,
         "steps": 3,
-        "input": {"lanes": 4},
+        "input": {"lanes": 4, "sampling": "balanced"},
         "model": {"arguments": {"width": 2}},
         "optimizer": {"name": "sgd", "learning_rate": 0.05},
-        "augment": {"flip": True, "shift": 1},
+        "augment": {"flip": True, "shift": 1, "policy": {}, "mixup": 0.5, "cutmix": 1.0},
+        "loss": {"class_weights": "balanced"},
     }
     one = write_config(tmp_path / "one.yaml", dataset, tmp_path / "one", **values)
     two = write_config(tmp_path / "two.yaml", dataset, tmp_path / "two", **values)

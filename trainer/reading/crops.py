@@ -26,7 +26,7 @@ def random_window(data: Tensor, geometry: Geometry, *, seed: Tensor) -> Tensor:
     corner = tf.cast(uniform(seed, Use.CROP, (2,)) * places, tf.int32)
     window = tf.cond(
         _is_jpeg_of(data, geometry.box),
-        # Decoding only the window skips work for the rest.
+        # Decoding only the window skips work for the rest; that its decoder is the fast one is a level or two.
         lambda: tf.io.decode_and_crop_jpeg(data, tf.concat([corner, geometry.size], axis=0), channels=3),
         lambda: _cut(fit(decode(data), geometry.mode, box=geometry.box), corner, geometry.size),
     )
