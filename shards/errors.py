@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 RESTART = 75  # EX_TEMPFAIL of sysexits.h: the same command, given again, goes on
+INTERRUPTED = 130  # what shells make of Ctrl-C: a person wanted to stop, so nobody restarts it
 
 
 class ShardsmithError(Exception):
@@ -24,6 +25,12 @@ class RestartMe(ShardsmithError):
     """The work was cut short by something that passes: a lost worker, a preemption. Nothing saved is lost."""
 
     exit_code = RESTART
+
+
+class Interrupted(RestartMe):
+    """A person stopped the work with Ctrl-C. Nothing saved is lost, and the same command goes on."""
+
+    exit_code = INTERRUPTED
 
 
 def run(command: Callable[[], int]) -> int:

@@ -133,6 +133,7 @@ def test_strategy_for_one_process(
         ('{"task": {}}', "'cluster' is missing"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "task worker 1 is not in the cl"),
         ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "job 'ps' has no part in synchronous"),
+        ('{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}', "address 'a' is not host:port"),
         ("[1]", "cannot be used"),
     ],
 )
@@ -147,9 +148,11 @@ def test_unusable_tf_config(
 
 def test_clusters() -> None:
     assert read_cluster({}) == read_cluster({"TF_CONFIG": "{}"}) == Cluster(workers=1, index=0)
-    assert read_cluster({"TF_CONFIG": tf_config(["a:1", "b:1"], 1)}) == Cluster(workers=2, index=1)
+    assert read_cluster({"TF_CONFIG": tf_config(["a:1", "b:1"], 1)}) == Cluster(2, 1, ("a:1", "b:1"))
     chief = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
-    assert read_cluster({"TF_CONFIG": json.dumps(chief)}) == Cluster(workers=2, index=1)
+    with_chief = read_cluster({"TF_CONFIG": json.dumps(chief)})
+    assert with_chief == Cluster(2, 1, ("a:1", "b:1"), chiefs=1)
+    assert [with_chief.index_of(job, 0) for job in ("chief", "worker")] == [0, 1]
     assert Cluster().is_chief
 
 

@@ -1,22 +1,16 @@
 """Two real processes with MultiWorkerMirroredStrategy: their weights are equal, and those of one process."""
 
 import json
-import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import yaml
-from trainer_data import make_config, random_pictures, random_rows, write_dataset
+from crews import digest, finish, start, write_config
+from trainer_data import random_pictures, random_rows, write_dataset
 
-from shards.errors import ShardsmithError
-from trainer.running.workers import free_ports, run_workers
+from trainer.running.workers import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -25,30 +19,6 @@ pytestmark = pytest.mark.slow
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures = random_pictures(45)
     return write_dataset(tmp_path_factory.mktemp("data"), {"train": pictures[:32], "validation": pictures[32:]})
-
-
-def write_config(path: Path, dataset: Path, output: Path, **values: Any) -> Path:
-    settings = make_config(dataset, output, **values).model_dump(mode="json")
-    path.write_text(yaml.safe_dump(settings))
-    return path
-
-
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainer", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process: "subprocess.Popen[str]") -> str:
-    text, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, text
-    return text
-
-
-def digest(text: str) -> str:
-    found = re.search(r"weights +sha256 ([0-9a-f]{64})", text)
-    assert found, text
-    return found[1]
 
 
 def weights(checkpoint: Path) -> dict[str, Any]:
@@ -107,58 +77,6 @@ def test_batch_statistics_agree(dataset: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.yaml", dataset, tmp_path / "run", **values)
     text = finish(start("train", str(config), "--local-workers", "2"))
     assert digest(text) == digest((tmp_path / "run/logs/worker-1.log").read_text())
-
-
-def test_interrupt_ends_all_workers(dataset: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "c.yaml", dataset, tmp_path / "run", steps=10**6, log_every=1)
-    process = start("train", str(config), "--local-workers", "2")
-    children = _children(process.pid, count=2)
-    process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "error: interrupted" in text
-    deadline = time.monotonic() + 10
-    while any(map(_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)  # the system may take a moment to end what was killed
-    assert not [child for child in children if _alive(child)]
-
-
-def _children(pid: int, *, count: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    while len(found := path.read_text().split()) < count:
-        time.sleep(0.05)
-    return [int(child) for child in found]
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process still runs; one that only waits for its parent to take notice does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize(
-    ("failing", "message"),
-    [
-        (0, "worker 0 ended with exit code 3; the others were stopped; its messages are above"),
-        (1, "worker 1 ended with exit code 3; the others were stopped; the end of .*worker-1.log:\n  it hurts"),
-    ],
-)
-def test_one_failure_stops_all(failing: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = f"""
-import json, os, sys, time
-if json.loads(os.environ["TF_CONFIG"])["task"]["index"] != {failing}:
-    time.sleep(600)
-print("it hurts")
-sys.exit(3)
-"""
-    script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable}\n{program}")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(ShardsmithError, match=message):
-        run_workers([], count=3, output=tmp_path / "out")
 
 
 def test_free_ports_differ() -> None:

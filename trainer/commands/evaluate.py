@@ -8,19 +8,22 @@ from shards.errors import DONE
 from trainer.commands.request import (
     add_checkpoint_flag,
     add_worker_flags,
+    agreed_flags,
     config_command,
     find_cluster,
-    forwarded,
     load_config,
     other_command,
     print_table,
+    start_workers,
 )
+from trainer.config import TrainConfig
 from trainer.judging.figures import figures_of
 from trainer.judging.files import write_evaluation
 from trainer.judging.results import LONGEST_TABLE, Evaluation
 from trainer.quiet import import_tensorflow
-from trainer.reading.source import open_source
-from trainer.running.workers import run_workers
+from trainer.reading.source import Source, Split, open_source
+from trainer.running.cluster import Cluster
+from trainer.running.signals import Summons, listening
 
 
 def add_parser(commands: Any) -> None:
@@ -37,24 +40,43 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_source(config)
     split = source.split(arguments.split or config.splits.evaluate)
     if arguments.local_workers:
-        return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
+        return start_workers(arguments, config)
+    with listening(supervisor=arguments.supervisor) as summons:
+        _judge(arguments, config, source, cluster=cluster, split=split, summons=summons)
+    return DONE
+
+
+def _judge(
+    arguments: argparse.Namespace,
+    config: TrainConfig,
+    source: Source,
+    *,
+    cluster: Cluster,
+    split: Split,
+    summons: Summons,
+) -> None:
     import_tensorflow()
     from trainer.judging.evaluate import evaluate_checkpoint
+    from trainer.running.handshake import make_card
+    from trainer.running.peers import join, missing_lost_peers
     from trainer.running.report import write_images
-    from trainer.running.strategy import open_workplace
 
-    workplace = open_workplace(config, cluster, threads=arguments.threads)
-    found, result = evaluate_checkpoint(config, source, workplace, split=split.name, checkpoint=arguments.checkpoint)
-    print(f"evaluated {found}")
-    _tell_evaluation(result)
-    if cluster.is_chief:
-        figures = figures_of(result)
-        made, *others = write_evaluation(Path(config.output), result, split, figures=figures)
-        write_images(Path(config.output), result.split, figures, result.step)
-        print(f"made     {made}, and {', '.join(path.name for path in others)} in {made.with_suffix('')}")
-        print(f"next     {other_command(arguments, 'export')}", flush=True)
-    workplace.wait_for_all()
-    return DONE
+    card = make_card(config, source, cluster, splits=[split.name], flags=agreed_flags(arguments))
+    with missing_lost_peers(cluster):
+        workplace = join(config, cluster, card, threads=arguments.threads, seconds=arguments.wait_for_workers)
+        summons.install()  # again: TensorFlow has put a handler of its own for SIGTERM in its place
+        found, result = evaluate_checkpoint(
+            config, source, workplace, split=split.name, checkpoint=arguments.checkpoint
+        )
+        print(f"evaluated {found}")
+        _tell_evaluation(result)
+        if cluster.is_chief:
+            figures = figures_of(result)
+            made, *others = write_evaluation(Path(config.output), result, split, figures=figures)
+            write_images(Path(config.output), result.split, figures, result.step)
+            print(f"made     {made}, and {', '.join(path.name for path in others)} in {made.with_suffix('')}")
+            print(f"next     {other_command(arguments, 'export')}", flush=True)
+        workplace.wait_for_all()
 
 
 def _tell_evaluation(result: Evaluation) -> None:

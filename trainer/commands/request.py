@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,9 @@ from shards.errors import UsageError
 from shards.settings import load_settings, parse_assignments
 from trainer.config import TrainConfig
 from trainer.running.cluster import Cluster, read_cluster
+from trainer.running.workers import MAX_RESTARTS, run_workers
+
+WAIT_SECONDS = 600
 
 # Flags that a worker is given as its command was; a new flag of `train` or `evaluate` belongs here.
 FORWARDED = (
@@ -21,7 +25,9 @@ FORWARDED = (
     "split",
     "checkpoint",
     "record_keys",
+    "wait_for_workers",
 )
+AGREED = ("split", "record_keys")  # of these, what every worker must be given alike
 
 
 def config_command(commands: Any, name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
@@ -49,7 +55,24 @@ def add_checkpoint_flag(parser: argparse.ArgumentParser) -> None:
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what a command that runs on several workers takes."""
     parser.add_argument("--local-workers", type=positive, metavar="N", help="run as N processes on this machine")
+    parser.add_argument(
+        "--max-restarts",
+        type=natural,
+        default=MAX_RESTARTS,
+        metavar="N",
+        help="how often local workers are started again without a new checkpoint in between (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait-for-workers",
+        type=positive,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help="how long to wait at the start for the other workers of TF_CONFIG (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=positive, help=argparse.SUPPRESS)  # the share of a local worker
+    parser.add_argument(
+        "--supervisor", type=positive, help=argparse.SUPPRESS
+    )  # the process that started a local worker
 
 
 def positive(text: str) -> int:
@@ -57,6 +80,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def natural(text: str) -> int:
+    """A number of at least 0."""
+    return 0 if text == "0" else positive(text)
 
 
 def load_config(arguments: argparse.Namespace) -> TrainConfig:
@@ -86,6 +114,21 @@ def forwarded(arguments: argparse.Namespace) -> list[str]:
         if value not in (None, False):
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return words
+
+
+def start_workers(arguments: argparse.Namespace, config: TrainConfig) -> int:
+    """The same command as several processes on this machine."""
+    return run_workers(
+        forwarded(arguments),
+        count=arguments.local_workers,
+        output=Path(config.output),
+        max_restarts=arguments.max_restarts,
+    )
+
+
+def agreed_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The flags, as they are typed, that every worker must be given alike."""
+    return {f"--{name.replace('_', '-')}": getattr(arguments, name, None) for name in AGREED}
 
 
 def other_command(arguments: argparse.Namespace, name: str) -> str:

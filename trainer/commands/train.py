@@ -2,17 +2,17 @@
 
 import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shards.errors import DONE
 from trainer.commands.request import (
     add_worker_flags,
+    agreed_flags,
     config_command,
     find_cluster,
-    forwarded,
     load_config,
     other_command,
+    start_workers,
 )
 from trainer.config import TrainConfig
 from trainer.learning.class_weights import find_class_weights
@@ -23,8 +23,7 @@ from trainer.reading.cache import check_cache
 from trainer.reading.checks import check_replicas, check_training
 from trainer.reading.source import Rows, Source, open_source
 from trainer.running.cluster import Cluster
-from trainer.running.signals import hold, listen
-from trainer.running.workers import run_workers
+from trainer.running.signals import Summons, listening
 
 if TYPE_CHECKING:
     from trainer.learning.loop import Outcome
@@ -49,23 +48,33 @@ def run(arguments: argparse.Namespace) -> int:
     check_cache(config, source)
     rates = plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling))
     if arguments.local_workers:
-        return run_workers(forwarded(arguments), count=arguments.local_workers, output=Path(config.output))
-    _greet(config, source, cluster)
-    _tell_rates(config, rates)
+        return start_workers(arguments, config)
+    with listening(supervisor=arguments.supervisor) as summons:
+        _greet(config, source, cluster)
+        _tell_rates(config, rates)
+        _train(arguments, config, source, cluster=cluster, summons=summons)
+    return DONE
+
+
+def _train(
+    arguments: argparse.Namespace, config: TrainConfig, source: Source, *, cluster: Cluster, summons: Summons
+) -> None:
     started = time.monotonic()
-    hold()
     import_tensorflow()
     from trainer.learning.loop import train
-    from trainer.running.strategy import open_workplace
+    from trainer.running.handshake import make_card
+    from trainer.running.peers import join, missing_lost_peers
 
-    workplace = open_workplace(config, cluster, threads=arguments.threads)
-    check_replicas(config, workplace.strategy.num_replicas_in_sync)
-    listen(workplace.leaving)
-    outcome = train(config, source, workplace, record_keys=arguments.record_keys)
-    _tell_outcome(config, outcome, seconds=time.monotonic() - started)
-    print(f"next     {other_command(arguments, 'export')}", flush=True)
-    workplace.wait_for_all()
-    return DONE
+    splits = {config.splits.train, config.splits.evaluate if config.evaluate_every_epochs else config.splits.train}
+    card = make_card(config, source, cluster, splits=splits, flags=agreed_flags(arguments))
+    with missing_lost_peers(cluster):
+        workplace = join(config, cluster, card, threads=arguments.threads, seconds=arguments.wait_for_workers)
+        check_replicas(config, workplace.strategy.num_replicas_in_sync)
+        summons.attach(workplace.leaving)
+        outcome = train(config, source, workplace, record_keys=arguments.record_keys)
+        _tell_outcome(config, outcome, seconds=time.monotonic() - started)
+        print(f"next     {other_command(arguments, 'export')}", flush=True)
+        workplace.wait_for_all()
 
 
 def _greet(config: TrainConfig, source: Source, cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from trainer.learning import saved
 from trainer.learning.progress import Progress
 from trainer.learning.saved import CHECKPOINTS, VARIABLES, DamagedCheckpoint, read_saved
 from trainer.learning.state import State, restore
+from trainer.running.peers import tells_of_a_lost_peer
 from trainer.running.strategy import Workplace
 
 
@@ -42,6 +43,8 @@ class Checkpoints:
             best = progress.best.step if progress.best and self._keep_best else None
             saved.prune(self._output, step=step, keep=self._keep, best=best)
         except (tf.errors.OpError, OSError) as error:
+            if isinstance(error, tf.errors.OpError) and tells_of_a_lost_peer(error):
+                raise
             raise ShardsmithError(
                 f"the checkpoint cannot be written to {self._output / CHECKPOINTS}: {error}; "
                 "free space or permit writing, then give the same command to resume"

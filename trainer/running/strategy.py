@@ -115,13 +115,17 @@ def _let_gpu_memory_grow() -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
 
 
+def check_strategy(name: StrategyName, cluster: Cluster) -> None:
+    """Refuses a strategy for one process when there are several."""
+    if name not in ("auto", "multi_worker") and cluster.workers > 1:
+        raise UsageError(f"strategy {name} is for one process, but TF_CONFIG has {cluster.workers}; use auto")
+
+
 def make_strategy(name: StrategyName, cluster: Cluster) -> Any:
     """The strategy called `name`; `auto` follows TF_CONFIG, then the number of GPUs. Those are untested here."""
     gpus = tf.config.list_physical_devices("GPU")
     if name == "auto":
         name = "multi_worker" if cluster.workers > 1 else "mirrored" if len(gpus) > 1 else "one_device"
-    if name != "multi_worker" and cluster.workers > 1:
-        raise UsageError(f"strategy {name} is for one process, but TF_CONFIG has {cluster.workers}; use auto")
     if name == "mirrored":
         return tf.distribute.MirroredStrategy()
     if name == "one_device":
