@@ -62,7 +62,7 @@ def test_other_settings_are_refused(values: dict[str, Any], told: str, dataset: 
 
 def test_places_may_differ(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(dataset)
-    here, there = card(dataset), card(tmp_path / "elsewhere", output="other", input__prefetch=9)
+    here, there = card(dataset), card(tmp_path / "elsewhere", output="other", input__prefetch=9, input__cache="memory")
     check_cards([json.dumps(here), json.dumps(there)])
 
 

@@ -32,8 +32,9 @@ def make_card(
     config: TrainConfig, source: Source, cluster: Cluster, *, splits: Iterable[str], flags: Mapping[str, Any]
 ) -> Card:
     """Everything that must be equal on all workers, by kind; the kinds are those of REMEDIES."""
-    # Where things lie, and how much is read ahead, may differ from machine to machine.
-    settings = config.model_dump(mode="json", exclude={"dataset": True, "output": True, "input": {"prefetch"}})
+    # Where things lie, and what is kept near or read ahead, may differ from machine to machine.
+    own = {"prefetch", "cache", "cache_folder", "cache_gb"}
+    settings = config.model_dump(mode="json", exclude={"dataset": True, "output": True, "input": own})
     return {
         "settings": dict(_flat(settings)) | dict(flags),
         "data": {split: source.digest(split) for split in sorted(splits)},
