@@ -9,19 +9,25 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import durable, preprocess, sources
+from benchmarks import durable, preprocess, resume, sources
 from benchmarks.measure import ROOT
 from benchmarks.report import Benchmark, Row, print_rows, read_rows, replace_table
 from shards.errors import DONE, UsageError, run
 from shards.files import write_atomically
 
-BENCHMARKS: tuple[Benchmark, ...] = (preprocess.BENCHMARK, sources.BENCHMARK, durable.BENCHMARK)
+BENCHMARKS: tuple[Benchmark, ...] = (
+    preprocess.BENCHMARK,
+    sources.BENCHMARK,
+    durable.BENCHMARK,
+    resume.BENCHMARK,
+)
 _EPILOG = """\
 examples:
   python -m benchmarks preprocess photos
   python -m benchmarks preprocess photos --json > preprocess.jsonl
   python -m benchmarks sources photos --only npz tar
   python -m benchmarks durable photos
+  python -m benchmarks resume photos
   python -m benchmarks readme preprocess.jsonl sources.jsonl
 
 Work is done in the system's temporary directory (TMPDIR); nothing is written to DIR. Close other programs: a busy

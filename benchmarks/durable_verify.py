@@ -158,7 +158,7 @@ def write_dataset(directory: Path, *, megabytes: int, shards: int) -> Manifest:
     entries = [
         _write_shard(directory, number, chance, noise, size=megabytes * 1e6 / shards) for number in range(shards)
     ]
-    manifest = _make_manifest(entries)
+    manifest = make_manifest(entries)
     write_atomically(directory / MANIFEST, manifest.to_json().encode())
     return manifest
 
@@ -187,7 +187,8 @@ def _make_record(key: str, number: int, chance: random.Random, noise: bytes) -> 
     )
 
 
-def _make_manifest(shards: Sequence[ShardEntry]) -> Manifest:
+def make_manifest(shards: Sequence[ShardEntry]) -> Manifest:
+    """The manifest of a training split whose records have the labels in turn, shard by shard."""
     records = sum(shard.records for shard in shards)
     labels = {name: sum(len(range(n, shard.records, len(LABELS))) for shard in shards) for n, name in enumerate(LABELS)}
     size = sum(shard.bytes for shard in shards)
