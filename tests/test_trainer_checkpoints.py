@@ -4,7 +4,10 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from shards_data import thorough
 from trainer_data import make_config, random_rows, write_dataset
 
 from shards.errors import ShardsmithError, UsageError
+from trainer.learning.checkpoints import agree_on_checkpoint
 from trainer.learning.progress import Best, Progress, check_metrics, is_exhausted, judge_progress
 from trainer.learning.saved import (
     DamagedCheckpoint,
@@ -27,6 +31,7 @@ from trainer.learning.saved import (
     read_saved,
 )
 from trainer.reading.source import open_source
+from trainer.running.cluster import Cluster
 
 
 def save(output: Path, step: int, progress: Progress | None = None) -> Path:
@@ -258,3 +263,62 @@ def test_metrics_that_do_not_exist(setting: str, kind: str, known: str, tmp_path
     with pytest.raises(UsageError, match=f"{setting}.metric: an evaluation has no 'beauty'; choose one of {known}"):
         check_metrics(config, open_source(config))
     check_metrics(make_config(dataset, **{setting: {"metric": known.split(", ")[0]}}), open_source(config))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker that meets another one in the same process: all that agreeing needs of a workplace."""
+
+    cluster: Cluster
+    table: list[str]
+    barrier: threading.Barrier
+
+    def gather_texts(self, text: str) -> list[str]:
+        self.table[self.cluster.index] = text
+        self.barrier.wait(10)
+        found = list(self.table)
+        self.barrier.wait(10)
+        return found
+
+
+def agree(choose: Callable[[], str], *outputs: Path) -> list[Any]:
+    """What each worker comes to, one for each output directory."""
+    table, barrier = [""] * len(outputs), threading.Barrier(len(outputs))
+
+    def meet(index: int) -> Any:
+        place: Any = Place(Cluster(len(outputs), index), table, barrier)
+        try:
+            return agree_on_checkpoint(place, outputs[index], choose)
+        except ShardsmithError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(outputs)) as pool:
+        return list(pool.map(meet, range(len(outputs))))
+
+
+def test_workers_agree_wherever_they_have_the_output(tmp_path: Path) -> None:
+    path = save(tmp_path / "here", 4)
+    (tmp_path / "there").symlink_to(tmp_path / "here")
+    outputs = tmp_path / "here", tmp_path / "there"
+    assert agree(lambda: str(path), *outputs) == [str(path), str(tmp_path / "there/checkpoints/step-4")]
+    assert agree(lambda: "", *outputs) == ["", ""]
+
+
+def test_a_worker_that_sees_another_output_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path / "here", 4)
+    (tmp_path / "empty").mkdir()
+    texts = agree(lambda: str(path), tmp_path / "here", tmp_path / "empty")
+    assert texts[0].startswith("worker 1 does not see the checkpoint ")
+    assert (
+        "that worker 0 goes on from (saved.json: No such file or directory); all workers must see the same" in texts[0]
+    )
+    save(tmp_path / "other", 4)
+    texts = agree(lambda: str(path), tmp_path / "here", tmp_path / "other")
+    assert [text.split(" the checkpoint")[0] for text in texts] == ["worker 1 does not see"] * 2
+
+
+def test_the_chief_tells_the_others_what_is_wrong(tmp_path: Path) -> None:
+    def refuse() -> str:
+        raise ShardsmithError("no checkpoint is sound")
+
+    assert agree(refuse, tmp_path, tmp_path) == ["no checkpoint is sound"] * 2

@@ -7,6 +7,7 @@ worker computes its own batches and counts on its own; only when all are done, t
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from trainer.config import TrainConfig
 from trainer.judging.judges import Seen, make_judge
 from trainer.judging.results import Evaluation
 from trainer.judging.tally import NOTHING, Tally, pack, unpack
+from trainer.learning.checkpoints import agree_on_checkpoint
 from trainer.learning.faults import explained
 from trainer.learning.saved import find_checkpoint
 from trainer.learning.state import State, build_state, restore
@@ -108,7 +110,7 @@ def evaluate_checkpoint(
     config: TrainConfig, source: Source, workplace: Workplace, *, split: str, checkpoint: str | None
 ) -> tuple[str, Evaluation]:
     """Judges a checkpoint (the newest by default) on a split; returns which one it was and the result."""
-    found = find_checkpoint(config, checkpoint)
+    found = agree_on_checkpoint(workplace, Path(config.output), lambda: find_checkpoint(config, checkpoint))
     state = build_state(config, source, workplace.strategy)
     restore(state, found)
     worst = config.evaluation.mistakes

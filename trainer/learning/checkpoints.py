@@ -1,6 +1,7 @@
 """Saves and restores the state of a run, on all workers together."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,26 +61,28 @@ class Checkpoints:
 
     def restore_newest(self) -> Progress:
         """Restores the newest sound save; returns its progress, one restart later. Begins at step 0 without a save."""
-        chosen = agree_on(self._workplace, lambda: _path(saved.newest(self._output)))
-        found = self._output / CHECKPOINTS / chosen.name if chosen else None
-        check_same(self._workplace, found)
-        if found is None:
+        found = agree_on_checkpoint(self._workplace, self._output, self._newest)
+        if not found:
             return Progress()
         restore(self._state, found)
-        progress = read_saved(found, thorough=False).progress
+        progress = read_saved(Path(found), thorough=False).progress
         return replace(progress, restarts=progress.restarts + 1)
 
+    def _newest(self) -> str:
+        found = saved.newest(self._output)
+        return str(found.path) if found else ""
 
-def _path(found: saved.Saved | None) -> Path | None:
-    return found.path if found else None
 
+def agree_on_checkpoint(workplace: Workplace, output: Path, choose: Callable[[], str]) -> str:
+    """The checkpoint that the chief chooses, an empty text for none; when it cannot, its error on all workers.
 
-def agree_on(workplace: Workplace, choose: Callable[[], Path | None]) -> Path | None:
-    """The checkpoint that the chief chooses; when it cannot, its error on all workers."""
+    All of them must see the same one, wherever they have the output directory.
+    """
     choice: dict[str, str] = {}
     if workplace.cluster.is_chief:
         try:
-            choice = {"path": str(choose() or "")}
+            path = choose()
+            choice = {"path": os.path.relpath(path, output) if path else ""}
         except ShardsmithError as error:
             if workplace.cluster.workers == 1:
                 raise
@@ -87,10 +90,12 @@ def agree_on(workplace: Workplace, choose: Callable[[], Path | None]) -> Path | 
     choice = json.loads(workplace.gather_texts(json.dumps(choice))[0])
     if "error" in choice:
         raise ShardsmithError(choice["error"])
-    return Path(choice["path"]) if choice["path"] else None
+    found = os.path.normpath(output / choice["path"]) if choice["path"] else ""
+    _check_same(workplace, found)
+    return found
 
 
-def check_same(workplace: Workplace, path: Path | None) -> None:
+def _check_same(workplace: Workplace, path: str) -> None:
     """Refuses to go on when a worker sees another checkpoint at the path, or none."""
     seen = workplace.gather_texts(_seen(path))
     for worker, text in enumerate(seen):
@@ -101,8 +106,8 @@ def check_same(workplace: Workplace, path: Path | None) -> None:
             )
 
 
-def _seen(path: Path | None) -> str:
+def _seen(path: str) -> str:
     try:
-        return read_saved(path, thorough=False).digest if path else "none"
+        return read_saved(Path(path), thorough=False).digest if path else "none"
     except DamagedCheckpoint as damage:
         return str(damage)
