@@ -1,6 +1,7 @@
 """Judging a checkpoint: the same files, byte by byte, from one, two and three real processes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 import yaml
 from trainer_data import make_config, random_pictures, write_dataset
 
+from trainer.commands.evaluate import _tell_evaluation
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
+from trainer.judging.results import Classified, LabelCount
 from trainer.learning.loop import train
 from trainer.learning.state import build_state
 from trainer.reading.source import open_source
@@ -70,6 +73,36 @@ def test_one_two_and_three_workers_agree_to_the_byte(trained: TrainConfig, tmp_p
     assert len(mistakes) == RECORDS - judged["correct"] > 0
 
 
+REPLICAS = """
+import sys
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+from trainer.config import TrainConfig
+from trainer.judging.evaluate import evaluate_checkpoint
+from trainer.reading.source import open_source
+from trainer.running.cluster import Cluster
+from trainer.running.strategy import Workplace
+config = TrainConfig.model_validate_json(sys.argv[1])
+leaving = tf.Variable(0.0)
+for names in (["/cpu:0"], ["/cpu:0", "/cpu:1", "/cpu:2"]):
+    strategy = tf.distribute.MirroredStrategy(names)
+    workplace = Workplace(strategy=strategy, cluster=Cluster(), threads=2, leaving=leaving)
+    print(evaluate_checkpoint(config, open_source(config), workplace, split="validation", checkpoint=None)[1])
+    assert workplace.gather_bytes(b"\\xff" * 9) == [b"\\xff" * 9]
+"""
+
+
+@pytest.mark.slow
+def test_several_replicas_of_one_worker_agree_with_one(trained: TrainConfig) -> None:
+    command = [sys.executable, "-c", REPLICAS, trained.model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    one, three = (line for line in done.stdout.splitlines() if line.startswith("Classified("))
+    assert one == three
+    assert f"examples={RECORDS}" in one
+
+
 def evaluator(config: TrainConfig, **values: Any) -> Evaluator:
     source, workplace = open_source(config), open_workplace(config, Cluster(), threads=None)
     state = build_state(config, source, workplace.strategy)
@@ -95,3 +128,35 @@ def test_mistakes_are_those_of_the_model(trained: TrainConfig) -> None:
     assert all("abc"[truth[mistake.ordinal]] == mistake.about["true"] for mistake in result.mistakes)
     assert len({mistake.ordinal for mistake in result.mistakes}) == len(losses)
     assert np.all(np.array(losses) > np.log(2)), "who is wrong gave the true class less than a half"
+
+
+def test_damaged_records_are_skipped_and_told(trained: TrainConfig, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(trained.dataset, data)
+    for ordinal in (0, 13):  # the first of a batch, and another
+        damage(data, ordinal)
+    config = trained.model_copy(
+        update={"dataset": str(data), "faults": trained.faults.model_copy(update={"bad_record": "skip"})}
+    )
+    whole, rest = evaluator(trained, worst=99).evaluate(0), evaluator(config, worst=99).evaluate(0)
+    assert (rest.examples, rest.skipped) == (RECORDS - 2, 2)
+    assert rest.counted == f"{rest.correct} of {RECORDS - 2}, 2 skipped as damaged"
+    assert rest.mistakes == tuple(mistake for mistake in whole.mistakes if mistake.ordinal not in (0, 13))
+
+
+def damage(data: Path, ordinal: int) -> None:
+    split = open_source(make_config(data)).split("validation")
+    starts = np.cumsum([0, *split.shard_records])
+    shard = int(np.searchsorted(starts, ordinal, side="right")) - 1
+    offset, size = split.extent(shard, int(ordinal - starts[shard]), 1)
+    content = bytearray(Path(split.paths[shard]).read_bytes())
+    content[offset + size // 2] ^= 255
+    Path(split.paths[shard]).write_bytes(content)
+
+
+def test_a_long_table_tells_what_it_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    classes = tuple(LabelCount(f"class {n}", 10, 10, 5) for n in range(1025))
+    _tell_evaluation(Classified(split="test", step=7, examples=10250, loss=1.5, classes=classes))
+    text = capsys.readouterr().out
+    assert "the worst 20; 1,005 more are in the files" in text
+    assert "accuracy 0.5000, macro_f1 0.5000, ece 0.0000 (5125 of 10250), loss 1.5000 on test" in text
