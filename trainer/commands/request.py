@@ -26,6 +26,7 @@ FORWARDED = (
     "checkpoint",
     "record_keys",
     "wait_for_workers",
+    "profile",
 )
 AGREED = ("split", "record_keys")  # of these, what every worker must be given alike
 

@@ -35,6 +35,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--record-keys", action="store_true", help="write the keys of the examples of each step to OUTPUT/keys; slower"
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="write a trace of a few steps of worker 0 for TensorBoard's profiler"
+    )
     add_worker_flags(parser)
 
 
@@ -71,7 +74,7 @@ def _train(
         workplace = join(config, cluster, card, threads=arguments.threads, seconds=arguments.wait_for_workers)
         check_replicas(config, workplace.strategy.num_replicas_in_sync)
         summons.attach(workplace.leaving)
-        outcome = train(config, source, workplace, record_keys=arguments.record_keys)
+        outcome = train(config, source, workplace, record_keys=arguments.record_keys, profile=arguments.profile)
         _tell_outcome(config, outcome, seconds=time.monotonic() - started)
         print(f"next     {other_command(arguments, 'export')}", flush=True)
         workplace.wait_for_all()

@@ -1,6 +1,5 @@
 """The training loop: reports, saves and evaluates between stretches of steps, from the newest checkpoint to the end."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from trainer.learning.schedule import Schedule, make_schedule
 from trainer.learning.state import State, build_state
 from trainer.learning.step import Stepper, Stretch
 from trainer.reading.source import Source
+from trainer.running.profile import Profile
 from trainer.running.report import Reporter
 from trainer.running.strategy import Workplace
 
@@ -38,8 +38,13 @@ class Outcome:
     weights: str
 
 
-def train(config: TrainConfig, source: Source, workplace: Workplace, *, record_keys: bool = False) -> Outcome:
-    """Trains to the end of the run from wherever its newest checkpoint is; writes what it consumes if told to."""
+def train(
+    config: TrainConfig, source: Source, workplace: Workplace, *, record_keys: bool = False, profile: bool = False
+) -> Outcome:
+    """Trains to the end of the run from wherever its newest checkpoint is.
+
+    Writes what it consumes if told to, and the trace of some steps of the chief.
+    """
     run = check_run(config, source)
     if workplace.cluster.is_chief:
         write_run(config, run)
@@ -54,7 +59,9 @@ def train(config: TrainConfig, source: Source, workplace: Workplace, *, record_k
     ):
         _announce(first, schedule.total)
         recorder = Recorder(config, source, workplace) if record_keys else None
-        loop = Loop(config, source, workplace, state, schedule, checkpoints, progress, recorder)
+        wanted = profile and workplace.cluster.is_chief
+        tracer = Profile(config.output, first_step=first, total=schedule.total, wanted=wanted)
+        loop = Loop(config, source, workplace, state, schedule, checkpoints, progress, tracer, recorder)
         evaluation, progress = loop.run()
     step = int(state.step.numpy())
     return Outcome(
@@ -85,12 +92,13 @@ class Loop:
         schedule: Schedule,
         checkpoints: Checkpoints,
         progress: Progress,
+        profile: Profile,
         recorder: Recorder | None = None,
     ) -> None:
         """Prepares the inputs of training and evaluation; nothing is read yet."""
         self._config, self._source, self._workplace, self._state = config, source, workplace, state
         self._schedule, self._checkpoints, self._recorder = schedule, checkpoints, recorder
-        self._progress = progress
+        self._progress, self._profile = progress, profile
         self._stepper = Stepper(config, source, workplace, state=state, recorder=recorder)
         self._meter = Meter(config, source, state)
         self._meter.resume(progress.sums)
@@ -105,15 +113,20 @@ class Loop:
         """Trains to the end; returns the last evaluation and the progress."""
         step = int(self._state.step.numpy())
         output = Path(self._config.output) if self._workplace.cluster.is_chief else None
-        with Reporter(
-            self._schedule.total, first_step=step, evaluated=self._progress.evaluated, output=output
-        ) as reporter:
+        with (
+            Reporter(
+                self._schedule.total, first_step=step, evaluated=self._progress.evaluated, output=output
+            ) as reporter,
+            self._profile,
+        ):
+            self._profile.reach(step)
             if self._schedule.is_missing(self._progress.evaluated, step):
                 self._evaluate(step, reporter, is_saved=True)
             while step < self._schedule.total and not is_exhausted(self._progress, self._config):
                 with explained(self._source):
                     stretch = self._stepper.run(self._steps_from(step))
                 step += stretch.steps
+                self._profile.reach(step)
                 if self._recorder:
                     self._recorder.write(step - 1)
                 self._check(stretch, step)
@@ -122,18 +135,19 @@ class Loop:
 
     def _steps_from(self, step: int) -> int:
         """How many steps to do in one call: up to the next thing that is due, one by one if each is recorded."""
-        return 1 if self._recorder else self._schedule.next_stop(step) - step
+        steps = 1 if self._recorder else self._schedule.next_stop(step) - step
+        return self._profile.cut(step, steps)
 
     def _check(self, stretch: Stretch, step: int) -> None:
-        if not math.isfinite(stretch.loss):
-            raise bad_loss(stretch.loss, step)
+        if stretch.is_bad:
+            raise bad_loss(stretch.last_loss, step)
         self._meter.add(stretch)
 
     def _do_what_is_due(self, step: int, reporter: Reporter, *, leaving: bool) -> None:
         """Reports, saves and evaluates. Whoever is asked to leave saves at once; a resumed run evaluates then."""
         schedule = self._schedule
         if schedule.is_due(schedule.log, step):
-            reporter.training(self._meter.read(step))
+            reporter.training(self._meter.read(step, self._workplace))
         is_saved = leaving or schedule.is_due(schedule.save, step)
         if is_saved:
             self._save()

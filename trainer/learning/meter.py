@@ -8,6 +8,9 @@ from trainer.learning.state import State
 from trainer.learning.step import Stretch
 from trainer.reading.source import Source
 from trainer.running.report import TrainMetrics
+from trainer.running.strategy import Workplace
+
+SUMS = ("loss", "score", "examples", "skipped", "spent")
 
 
 class Meter:
@@ -20,7 +23,8 @@ class Meter:
         self._reset()
 
     def _reset(self) -> None:
-        self._loss = self._score = self._examples = self._spent = 0.0
+        self._loss = self._score = self._examples = self._skipped = self._spent = 0.0
+        self._measured = self._waited = 0.0  # seconds of this process alone
         self.pause()
 
     def pause(self) -> None:
@@ -30,30 +34,36 @@ class Meter:
     def add(self, stretch: Stretch) -> None:
         """Adds the sums of some steps."""
         self._loss, self._score = self._loss + stretch.loss, self._score + stretch.score
-        self._examples += stretch.examples
-        self._spent += time.monotonic() - self._since
+        self._examples, self._skipped = self._examples + stretch.examples, self._skipped + stretch.skipped
+        seconds = time.monotonic() - self._since
+        self._spent, self._measured = self._spent + seconds, self._measured + seconds
+        self._waited += stretch.waited
         self.pause()
 
     def sums(self) -> dict[str, float]:
         """What has been added up since the last reading, to go on with after a restart."""
-        return {"loss": self._loss, "score": self._score, "examples": self._examples, "spent": self._spent}
+        return {name: getattr(self, f"_{name}") for name in SUMS}
 
     def resume(self, sums: Mapping[str, float]) -> None:
         """Goes on from the sums of a run that was cut off."""
-        self._loss, self._score = sums.get("loss", 0.0), sums.get("score", 0.0)
-        self._examples, self._spent = sums.get("examples", 0.0), sums.get("spent", 0.0)
+        for name in SUMS:
+            setattr(self, f"_{name}", sums.get(name, 0.0))
 
-    def read(self, step: int) -> TrainMetrics:
-        """The means since the last reading."""
+    def read(self, step: int, workplace: Workplace) -> TrainMetrics:
+        """The means since the last reading; all workers read together, to learn of each other how long they waited."""
+        waiting = workplace.gather_texts(str(self._waited / self._measured))
+        examples = self._examples or 1.0  # there are none when all were damaged
         metrics = TrainMetrics(
             step=step,
             epoch=step / self._epoch,
-            loss=self._loss / self._examples,
+            loss=self._loss / examples,
             score_name=self._score_name,
-            score=self._score / self._examples,
+            score=self._score / examples,
             learning_rate=float(self._rate(step - 1)),
             noun=self._noun,
             per_second=self._examples / self._spent,
+            waiting=tuple(map(float, waiting)),
+            skipped=round(self._skipped),
         )
         self._reset()
         return metrics

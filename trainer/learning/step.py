@@ -1,6 +1,7 @@
 """Training steps, many in one call of TensorFlow."""
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ class Stepper:
         """Prepares the input; reading starts with the first `run`. A recorder is shown each batch."""
         self._strategy, self._state, self._leaving = workplace.strategy, state, workplace.leaving
         self._recorder, self._limit = recorder, math.inf if (limit := config.faults.loss_limit) is None else limit
+        self._deterministic = config.deterministic
         self._update = Update(
             config,
             state,
@@ -99,12 +101,18 @@ class Stepper:
 
     def _next(self) -> tuple[Any, Tensor]:
         """The next batch of this worker, and how many seconds it took to come."""
-        asked = tf.timestamp()
+        asked = self._now()
         with tf.control_dependencies([asked]):
             batch = next(self._iterator)
         arrived = [part for each in tf.nest.flatten(batch) for part in self._strategy.experimental_local_results(each)]
         with tf.control_dependencies(arrived):
-            return batch, tf.timestamp() - asked
+            return batch, self._now() - asked
+
+    def _now(self) -> Tensor:
+        """The time in seconds; TensorFlow forbids its own clock where results must not depend on anything."""
+        if self._deterministic:
+            return tf.ensure_shape(tf.numpy_function(time.monotonic, [], tf.float64), [])
+        return tf.timestamp()
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert, and rewriting the network's code takes long
     def _step(self, batch: dict[str, Tensor]) -> Tensor:

@@ -22,7 +22,10 @@ BLOBS = 3  # DATA_CLASS_BLOB_SEQUENCE of summary.proto
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Means over the steps since the last report; `noun` is what an example is, the rate that of the last step."""
+    """Means over the steps since the last report; `noun` is what an example is, the rate that of the last step.
+
+    `waiting` is the share of its time that each worker waited for input, `skipped` how many examples were damaged.
+    """
 
     step: int
     epoch: float
@@ -32,9 +35,12 @@ class TrainMetrics:
     learning_rate: float
     noun: str
     per_second: float
+    waiting: tuple[float, ...]
+    skipped: int
 
     def as_dict(self) -> dict[str, float]:
         """The numbers by their names in files."""
+        by_worker = {f"waiting_{worker}": share for worker, share in enumerate(self.waiting)}
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -42,7 +48,20 @@ class TrainMetrics:
             self.score_name: self.score,
             "learning_rate": self.learning_rate,
             f"{self.noun}_per_second": self.per_second,
+            "waiting": max(self.waiting),
+            **(by_worker if len(by_worker) > 1 else {}),
+            "skipped_examples": self.skipped,
         }
+
+    def __str__(self) -> str:
+        """The line for the terminal; of several workers it names the one that waited most."""
+        worst = max(self.waiting)
+        whose = f" (worker {self.waiting.index(worst)})" if len(self.waiting) > 1 else ""
+        return (
+            f"epoch {self.epoch:.1f}  loss {self.loss:.4f}  {self.score_name} {self.score:.4f}  "
+            f"{self.per_second:,.0f} {self.noun}/s  waiting {100 * worst:.0f} %{whose}"
+            + (f"  skipped {self.skipped}" if self.skipped else "")
+        )
 
 
 class Reporter:
@@ -75,10 +94,7 @@ class Reporter:
     def training(self, metrics: TrainMetrics) -> None:
         """Reports the means of the last steps."""
         self._keep("train", metrics.step, metrics.as_dict())
-        text = (
-            f"epoch {metrics.epoch:.1f}  loss {metrics.loss:.4f}  {metrics.score_name} {metrics.score:.4f}  "
-            f"{metrics.per_second:,.0f} {metrics.noun}/s  ETA {self._remaining(metrics.step)}"
-        )
+        text = f"{metrics}  ETA {self._remaining(metrics.step)}"
         if self._progress and self._task is not None:
             self._progress.update(self._task, completed=metrics.step, text=text)
         else:
