@@ -105,6 +105,8 @@ def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) ->
         )
     else:
         print(f"trained  steps {outcome.first_step + 1} to {outcome.last_step} in {seconds:.0f} s, start-up included")
+    if outcome.skipped:
+        print(f"skipped  {outcome.skipped:,} examples with damaged records; see all with: python -m shards verify")
     if outcome.evaluation:
         name, value = next(iter(outcome.evaluation.metrics.items()))
         print(f"{name:<8} {value:.4f} on {outcome.evaluation.split}")

@@ -25,11 +25,3 @@ def explained(source: Source) -> Iterator[None]:
             f"a step failed: {reason_of(error.message)}; "
             f"if it is about the data, find the damage with: python -m shards verify {source.directory}"
         ) from error
-
-
-def bad_loss(loss: float, step: int) -> ShardsmithError:
-    """The error for a loss that is not a number."""
-    return ShardsmithError(
-        f"the loss is {loss} at step {step}; "
-        "lower optimizer.learning_rate and train into another output, or resume from an older checkpoint"
-    )

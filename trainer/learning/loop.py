@@ -9,9 +9,10 @@ from trainer.judging.evaluate import Evaluator
 from trainer.judging.results import Evaluation
 from trainer.learning.checkpoints import Checkpoints
 from trainer.learning.consumed import Recorder
-from trainer.learning.faults import bad_loss, explained
+from trainer.learning.faults import explained
 from trainer.learning.meter import Meter
 from trainer.learning.progress import Best, Progress, is_exhausted, judge_progress
+from trainer.learning.rollback import find_culprits, recover
 from trainer.learning.run import check_run, write_run
 from trainer.learning.schedule import Schedule, make_schedule
 from trainer.learning.state import State, build_state
@@ -26,7 +27,8 @@ from trainer.running.strategy import Workplace
 class Outcome:
     """How a run ended: where it began and stopped, its last evaluation (None when there was none) and its weights.
 
-    `best` is the best evaluation ever; `early` whether early stopping ended the run.
+    `best` is the best evaluation ever; `early` whether early stopping ended the run; `skipped` how many examples were
+    left out because their records are damaged.
     """
 
     first_step: int
@@ -36,6 +38,7 @@ class Outcome:
     best: Best | None
     early: bool
     weights: str
+    skipped: int
 
 
 def train(
@@ -53,7 +56,7 @@ def train(
     progress = checkpoints.restore_newest()
     first = int(state.step.numpy())
     schedule = make_schedule(config, source.split(config.splits.train).draws(config.input.sampling))
-    evaluation = None
+    evaluation, skipped = None, 0
     if not is_exhausted(progress, config) and (
         first < schedule.total or schedule.is_missing(progress.evaluated, first)
     ):
@@ -63,6 +66,7 @@ def train(
         tracer = Profile(config.output, first_step=first, total=schedule.total, wanted=wanted)
         loop = Loop(config, source, workplace, state, schedule, checkpoints, progress, tracer, recorder)
         evaluation, progress = loop.run()
+        skipped = loop.skipped
     step = int(state.step.numpy())
     return Outcome(
         first_step=first,
@@ -72,6 +76,7 @@ def train(
         best=progress.best,
         early=is_exhausted(progress, config),
         weights=state.weights_digest(),
+        skipped=skipped,
     )
 
 
@@ -120,6 +125,8 @@ class Loop:
             self._profile,
         ):
             self._profile.reach(step)
+            if step == 0 and self._config.faults.bad_loss == "rollback":
+                self._save()  # there must be something to go back to
             if self._schedule.is_missing(self._progress.evaluated, step):
                 self._evaluate(step, reporter, is_saved=True)
             while step < self._schedule.total and not is_exhausted(self._progress, self._config):
@@ -129,26 +136,38 @@ class Loop:
                 self._profile.reach(step)
                 if self._recorder:
                     self._recorder.write(step - 1)
-                self._check(stretch, step)
-                self._do_what_is_due(step, reporter, leaving=stretch.leaving and step < self._schedule.total)
+                is_back = stretch.is_bad and self._go_back(stretch, step, reporter)
+                if not is_back:
+                    self._meter.add(stretch)
+                leaving = stretch.leaving and step < self._schedule.total
+                self._do_what_is_due(step, reporter, leaving=leaving, must_save=is_back)
         return self._evaluation, self._progress
+
+    @property
+    def skipped(self) -> int:
+        """How many examples were left out as damaged."""
+        return self._meter.all_skipped
 
     def _steps_from(self, step: int) -> int:
         """How many steps to do in one call: up to the next thing that is due, one by one if each is recorded."""
         steps = 1 if self._recorder else self._schedule.next_stop(step) - step
         return self._profile.cut(step, steps)
 
-    def _check(self, stretch: Stretch, step: int) -> None:
-        if stretch.is_bad:
-            raise bad_loss(stretch.last_loss, step)
-        self._meter.add(stretch)
+    def _go_back(self, stretch: Stretch, step: int, reporter: Reporter) -> bool:
+        """Leaves out what led to a bad loss, or raises it as an error."""
+        bad = find_culprits(self._config, self._source, step=step, loss=stretch.last_loss)
+        self._progress = recover(bad, self._config, self._workplace, state=self._state, progress=self._progress)
+        self._meter.resume(self._progress.sums)
+        back_to, _ = self._progress.skipped[-1]
+        reporter.rollback(step, self._meter.epoch(step), loss=bad.told_loss, back_to=back_to)
+        return True
 
-    def _do_what_is_due(self, step: int, reporter: Reporter, *, leaving: bool) -> None:
+    def _do_what_is_due(self, step: int, reporter: Reporter, *, leaving: bool, must_save: bool) -> None:
         """Reports, saves and evaluates. Whoever is asked to leave saves at once; a resumed run evaluates then."""
         schedule = self._schedule
-        if schedule.is_due(schedule.log, step):
+        if schedule.is_due(schedule.log, step) and not must_save:  # going back was reported already
             reporter.training(self._meter.read(step, self._workplace))
-        is_saved = leaving or schedule.is_due(schedule.save, step)
+        is_saved = leaving or must_save or schedule.is_due(schedule.save, step)
         if is_saved:
             self._save()
         if leaving:

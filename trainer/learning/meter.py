@@ -20,6 +20,7 @@ class Meter:
         """Begins with nothing."""
         self._score_name, self._noun, self._rate = state.task.score, state.inputs.noun, state.learning_rate
         self._epoch = config.order.steps_per_epoch(source.split(config.splits.train).draws(config.input.sampling))
+        self.all_skipped = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -38,14 +39,20 @@ class Meter:
         seconds = time.monotonic() - self._since
         self._spent, self._measured = self._spent + seconds, self._measured + seconds
         self._waited += stretch.waited
+        self.all_skipped += round(stretch.skipped)
         self.pause()
+
+    def epoch(self, step: int) -> float:
+        """How many epochs are done after `step` steps."""
+        return step / self._epoch
 
     def sums(self) -> dict[str, float]:
         """What has been added up since the last reading, to go on with after a restart."""
         return {name: getattr(self, f"_{name}") for name in SUMS}
 
     def resume(self, sums: Mapping[str, float]) -> None:
-        """Goes on from the sums of a run that was cut off."""
+        """Goes on from the sums of a run that was cut off, or begins anew without any."""
+        self._reset()
         for name in SUMS:
             setattr(self, f"_{name}", sums.get(name, 0.0))
 
@@ -55,7 +62,7 @@ class Meter:
         examples = self._examples or 1.0  # there are none when all were damaged
         metrics = TrainMetrics(
             step=step,
-            epoch=step / self._epoch,
+            epoch=self.epoch(step),
             loss=self._loss / examples,
             score_name=self._score_name,
             score=self._score / examples,

@@ -100,6 +100,13 @@ class Reporter:
         else:
             print(f"step {metrics.step}/{self._total}  {text}", flush=True)
 
+    def rollback(self, step: int, epoch: float, *, loss: float | str, back_to: int) -> None:
+        """Keeps that the weights after `step` are those of `back_to`, because of a bad loss."""
+        values = {"step": step, "epoch": epoch, "loss": loss, "skipped_steps": [back_to + 1, step]}
+        if self._log:
+            self._log.write(json.dumps({"split": "train"} | values) + "\n")
+            self._log.flush()
+
     def evaluation(self, result: Evaluation) -> None:
         """Reports the result of a pass over the evaluation split."""
         values = {"step": result.step, "loss": result.loss, **result.metrics, "examples": result.examples}
