@@ -18,9 +18,9 @@ import numpy as np
 from shards.errors import ShardsmithError
 from shards.files import write_atomically
 from trainer.config import TrainConfig
-from trainer.learning.checkpoints import agree_on
+from trainer.learning.checkpoints import agree_on_checkpoint
 from trainer.learning.progress import Progress
-from trainer.learning.saved import CHECKPOINTS, DamagedCheckpoint, list_checkpoints, read_saved
+from trainer.learning.saved import DamagedCheckpoint, list_checkpoints, read_saved
 from trainer.learning.state import State, restore
 from trainer.reading.keys import read_keys
 from trainer.reading.plan import global_batches
@@ -97,9 +97,10 @@ def _go_back(
     bad: BadLoss, config: TrainConfig, workplace: Workplace, *, state: State, skipped: tuple[tuple[int, int], ...]
 ) -> int:
     """Restores the newest checkpoint that may be good; returns its step."""
-    candidates = _sound(Path(config.output), before=oldest_suspect(bad.step, skipped))
-    while found := agree_on(workplace, lambda: next(candidates, None)):
-        restore(state, Path(config.output) / CHECKPOINTS / found.name)
+    output = Path(config.output)
+    candidates = _sound(output, before=oldest_suspect(bad.step, skipped))
+    while found := agree_on_checkpoint(workplace, output, lambda: next(candidates, "")):
+        restore(state, found)
         if _is_finite(state.model.weights):
             return int(state.step.numpy())
     raise ShardsmithError(
@@ -120,11 +121,11 @@ def oldest_suspect(step: int, skipped: Iterable[tuple[int, int]]) -> int:
     return step
 
 
-def _sound(output: Path, *, before: int) -> Iterator[Path]:
+def _sound(output: Path, *, before: int) -> Iterator[str]:
     for step, path in list_checkpoints(output):
         if step < before:
             try:
-                yield read_saved(path).path
+                yield str(read_saved(path).path)
             except DamagedCheckpoint:
                 continue
 
