@@ -19,6 +19,7 @@ from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
 from trainer.learning.checkpoints import Checkpoints
 from trainer.learning.class_weights import find_class_weights
+from trainer.learning.initial import begin
 from trainer.learning.mixing import Mixer
 from trainer.learning.model import build_model
 from trainer.learning.optimizer import LearningRate, build_optimizer
@@ -36,6 +37,7 @@ from trainer.reading.source import Source, find_geometry, open_source
 from trainer.running.cluster import Cluster
 from trainer.running.strategy import make_strategy, open_workplace
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 STORED_8 = {"image": {"resize": {"mode": "exact", "size": 8, "width": None, "height": None}}}
 
 
@@ -75,7 +77,8 @@ def schedule(config: TrainConfig) -> Any:
 
 
 def model(config: TrainConfig) -> Any:
-    built = build_model(config.model, image_size=geometry(config).size, classes=3)
+    columns = {"columns": len(config.model.columns)} if config.model.columns else {}
+    built = build_model(config.model, image_size=geometry(config).size, classes=3, **columns)
     return [layer.get_config() | {"name": ""} for layer in built.layers], [weight.shape for weight in built.weights]
 
 
@@ -154,6 +157,11 @@ def checkpoint_place(config: TrainConfig) -> str:
     return refusal(lambda: find_checkpoint(config, None))
 
 
+def initial_place(config: TrainConfig) -> str:
+    state = build_state(config, open_source(config), tf.distribute.get_strategy())
+    return refusal(lambda: begin(config, state, tf.distribute.get_strategy()))
+
+
 def strategy(config: TrainConfig) -> str:
     return type(make_strategy(config.strategy, Cluster())).__name__
 
@@ -188,6 +196,8 @@ EFFECTS: dict[str, tuple[Any, Any, Callable[[TrainConfig], Any]]] = {
     "model.image_size": (8, 16, model),
     "model.dropout": (0.1, 0.2, model),
     "model.arguments": ({"width": 2}, {"width": 3}, model),
+    "model.columns": (["height"], ["height", "width"], model),
+    "model.initial": ("nowhere", "elsewhere", initial_place),
     "model.freeze": ([], ["conv1"], model),
     "model.precision": ("float32", "bfloat16", model),
     "optimizer.name": ("adam", "sgd", optimizer),
@@ -307,9 +317,9 @@ def test_lanes_must_share_the_batch() -> None:
         _ = make_config("", input__lanes=4).order
 
 
-@pytest.mark.parametrize("name", ["train_augment", "train_demo", "train_features", "train_fruits", "train_mobilenet"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("train_*.yaml")))
 def test_shipped_configs_are_valid(name: str) -> None:
-    path = Path(__file__).parents[1] / "configs" / f"{name}.yaml"
+    path = CONFIGS / f"{name}.yaml"
     config = load_settings(TrainConfig, path, {})
     assert config.order.lanes % 2 == 0, "a shipped config must run with 2 local workers"
     assert f"python -m trainer train configs/{name}.yaml" in path.read_text()

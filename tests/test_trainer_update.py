@@ -166,7 +166,7 @@ def test_averages_are_judged_and_exported(tmp_path: Path) -> None:
     state.average.begin()  # copies the last weights
     assert evaluator.evaluate(6).loss != with_averages
     restore(state, outcome.checkpoint)
-    served = tf.saved_model.load(str(export(config, open_source(config), checkpoint=None)[1]))
+    served = tf.saved_model.load(str(export(config, open_source(config), checkpoint=None).directory))
     outputs = state.judged(state.transform(served.preprocess([pictures[0][0]])), training=False)
     answered = served.signatures["serving_default"](image_bytes=tf.constant([pictures[0][0]]))
     np.testing.assert_allclose(answered["probabilities"], tf.nn.softmax(outputs), rtol=1e-5)

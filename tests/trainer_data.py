@@ -29,6 +29,7 @@ LABEL_FEATURES = {
     "none": {},
 }
 Picture = tuple[bytes, Any]
+Columns = dict[str, list[Any]]
 Row = tuple[list[float], Any]  # the numbers; then a class id, label ids, or target numbers
 
 
@@ -92,12 +93,16 @@ def write_dataset(
     shards: int = 3,
     resize: Mapping[str, Any] | None = None,
     features: Mapping[str, str] | None = None,
+    columns: Callable[[Any], Columns] = lambda label: {},
     transform: bool = True,
 ) -> Path:
-    """Writes a complete dataset of pictures or rows; shards get uneven shares, because real ones do."""
+    """Writes a complete dataset of pictures or rows; shards get uneven shares, because real ones do.
+
+    `columns` gives the numbers of extra columns for a label.
+    """
     named = labels if kind in ("single", "multi") else ()
     entries = [
-        _write_split(directory, name, examples, kind=kind, labels=named, shards=shards)
+        _write_split(directory, name, examples, kind=kind, labels=named, shards=shards, columns=columns)
         for name, examples in splits.items()
     ]
     first = next(example for examples in splits.values() for example in examples)
@@ -106,6 +111,9 @@ def write_dataset(
     if kind == "multi":
         lengths |= {"label": None, "label_name": None}
     types = features or (ROW_FEATURES if rows else PICTURE_FEATURES) | LABEL_FEATURES[kind]
+    extra = columns(first[1])
+    types = types | {name: "int64" if isinstance(each[0], int) else "float" for name, each in extra.items()}
+    lengths |= {name: len(each) for name, each in extra.items()}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name="test",
@@ -129,7 +137,14 @@ def write_dataset(
 
 
 def _write_split(
-    directory: Path, name: str, examples: Sequence[Picture | Row], *, kind: str, labels: Sequence[str], shards: int
+    directory: Path,
+    name: str,
+    examples: Sequence[Picture | Row],
+    *,
+    kind: str,
+    labels: Sequence[str],
+    shards: int,
+    columns: Callable[[Any], Columns],
 ) -> SplitEntry:
     (directory / name).mkdir(parents=True, exist_ok=True)
     edges = [len(examples) * n * (n + 1) // (shards * (shards + 1)) for n in range(shards + 1)]
@@ -140,7 +155,7 @@ def _write_split(
             writer = RecordWriter(stream, rows)
             for data, label in examples[first:last]:
                 values = {"key": f"{name}/{ordinal}".encode()} | _input(data) | _label(kind, label, labels)
-                writer.write(encode_example(values))
+                writer.write(encode_example(values | columns(label)))
                 ordinal += 1
         entries.append(ShardEntry.of(path, writer.finish()))
     given = Counter(name for _, label in examples for name in _label(kind, label, labels).get("label_name", []))

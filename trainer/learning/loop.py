@@ -10,6 +10,7 @@ from trainer.judging.results import Evaluation
 from trainer.learning.checkpoints import Checkpoints
 from trainer.learning.consumed import Recorder
 from trainer.learning.faults import explained
+from trainer.learning.initial import begin
 from trainer.learning.meter import Meter
 from trainer.learning.progress import Best, Progress, is_exhausted, judge_progress
 from trainer.learning.rollback import find_culprits, recover
@@ -49,12 +50,14 @@ def train(
     Writes what it consumes if told to, and the trace of some steps of the chief.
     """
     run = check_run(config, source)
-    if workplace.cluster.is_chief:
-        write_run(config, run)
     state = build_state(config, source, workplace.strategy)
     checkpoints = Checkpoints(state, config, workplace)
     progress = checkpoints.restore_newest()
     first = int(state.step.numpy())
+    if not first:
+        begin(config, state, workplace.strategy)
+    if workplace.cluster.is_chief:
+        write_run(config, run)
     schedule = make_schedule(config, source.split(config.splits.train).draws(config.input.sampling))
     evaluation, skipped = None, 0
     if not is_exhausted(progress, config) and (

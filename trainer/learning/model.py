@@ -21,15 +21,18 @@ BODY = "body"  # in `freeze`: all but the last layer with weights
 def build_model(config: ModelConfig, *, classes: int, **shape: Any) -> Model:
     """The network that the config names, with `classes` outputs.
 
-    `shape` is what its inputs have: `image_size` (height, width) for pictures, `features` (how many) for rows.
+    `shape` is what its inputs have: `image_size` (height, width) for pictures, `features` (how many) for rows, and
+    `columns` (how many numbers) if it is given columns as a second input.
     """
     rows = "features" in shape
     name = config.name_for(rows=rows)
     builder = _find_builder(name, rows=rows)
+    if "columns" in shape and not _takes(builder, "columns"):
+        raise UsageError(f"model.columns: {name} takes none; give the function an argument `columns`, their number")
     try:
         with computing_in(config.precision):
             model = builder(**shape, classes=classes, dropout=config.dropout, **config.arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OSError) as error:
         raise UsageError(f"model {name} with arguments {config.arguments} cannot be built: {error}") from error
     if not isinstance(model, keras.Model) or tuple(model.output_shape) != (None, classes):
         raise UsageError(f"model {name} must be a keras.Model that gives [batch, {classes}] logits")
@@ -38,29 +41,40 @@ def build_model(config: ModelConfig, *, classes: int, **shape: Any) -> Model:
     return model
 
 
-def small_cnn(*, image_size: tuple[int, int], classes: int, dropout: float, width: int = 16) -> Model:
+def small_cnn(*, image_size: tuple[int, int], classes: int, dropout: float, columns: int = 0, width: int = 16) -> Model:
     """Three blocks of convolution, normalisation and pooling: enough for digits, quick on a CPU."""
-    layers = [keras.Input((*image_size, 3))]
+    picture = values = keras.Input((*image_size, 3))
     for block in range(1, 4):
-        layers += [
-            keras.layers.Conv2D(width * 2 ** (block - 1), 3, padding="same", use_bias=False, name=f"conv{block}"),
-            # Settles in tens of steps: small runs are evaluated early.
-            keras.layers.BatchNormalization(momentum=0.9, name=f"norm{block}"),
-            keras.layers.ReLU(),
-            keras.layers.MaxPooling2D(padding="same"),
-        ]
-    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dropout(dropout), _head(classes)])
+        size = width * 2 ** (block - 1)
+        values = keras.layers.Conv2D(size, 3, padding="same", use_bias=False, name=f"conv{block}")(values)
+        # Settles in tens of steps: small runs are evaluated early.
+        values = keras.layers.BatchNormalization(momentum=0.9, name=f"norm{block}")(values)
+        values = keras.layers.MaxPooling2D(padding="same")(keras.layers.ReLU()(values))
+    return _with_head(picture, keras.layers.Flatten()(values), classes=classes, dropout=dropout, columns=columns)
 
 
-def mlp(*, features: int, classes: int, dropout: float, hidden: Sequence[int] = (64, 64)) -> Model:
+def mlp(*, features: int, classes: int, dropout: float, columns: int = 0, hidden: Sequence[int] = (64, 64)) -> Model:
     """Fully connected layers of the sizes in `hidden`."""
-    layers = [keras.Input((features,))]
+    row = keras.Input((features,))
+    inputs, values = _join(row, row, columns)
     for number, units in enumerate(hidden, start=1):
-        layers += [
-            keras.layers.Dense(units, activation="relu", name=f"dense{number}"),
-            keras.layers.Dropout(dropout),
-        ]
-    return keras.Sequential([*layers, _head(classes)])
+        values = keras.layers.Dense(units, activation="relu", name=f"dense{number}")(values)
+        values = keras.layers.Dropout(dropout)(values)
+    return keras.Model(inputs, _head(classes)(values))
+
+
+def _with_head(picture: Any, values: Any, *, classes: int, dropout: float, columns: int) -> Model:
+    """The network that ends in logits of `values`, and of the columns if there are any."""
+    inputs, values = _join(picture, keras.layers.Dropout(dropout)(values), columns)
+    return keras.Model(inputs, _head(classes)(values))
+
+
+def _join(given: Any, values: Any, columns: int) -> tuple[Any, Any]:
+    """The inputs of a network, and its values with those of the columns behind them."""
+    if not columns:
+        return given, values
+    extra = keras.Input((columns,), name="columns")
+    return [given, extra], keras.layers.Concatenate(dtype="float32")([values, extra])
 
 
 def _head(classes: int) -> Any:
@@ -90,14 +104,21 @@ def _from_applications(name: str) -> Callable[..., Model]:
         raise UsageError(f"model.name: {name!r} is not known; {hint}")
     constructor = getattr(keras.applications, name)
 
-    def build(*, image_size: tuple[int, int], classes: int, dropout: float, **arguments: Any) -> Model:
-        if "include_preprocessing" in inspect.signature(constructor).parameters:
+    def build(
+        *, image_size: tuple[int, int], classes: int, dropout: float, columns: int = 0, **arguments: Any
+    ) -> Model:
+        if _takes(constructor, "include_preprocessing"):
             arguments = {"include_preprocessing": False} | arguments  # the dataset's own normalisation has been applied
-        body = constructor(include_top=False, weights=None, input_shape=(*image_size, 3), pooling="avg", **arguments)
-        logits = _head(classes)(keras.layers.Dropout(dropout)(body.output))
-        return keras.Model(body.input, logits)
+        arguments = {"weights": None} | arguments  # a file of weights, or random ones
+        body = constructor(include_top=False, input_shape=(*image_size, 3), pooling="avg", **arguments)
+        return _with_head(body.input, body.output, classes=classes, dropout=dropout, columns=columns)
 
     return build
+
+
+def _takes(function: Callable[..., Any], argument: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _from_module(name: str) -> Callable[..., Model]:

@@ -18,14 +18,18 @@ class ModelConfig(Settings):
     """The network: `small_cnn`, a name of keras.applications, `mlp` or `package.module:function`.
 
     Null takes `small_cnn` for pictures and `mlp` for rows of numbers. `image_size` is [height, width] or one side; null
-    takes the stored size. `arguments` go to the network's builder. `freeze` names layers that stay as they are, as
-    globs; `body` is every layer but the last one with weights. `precision` is what the layers compute in.
+    takes the stored size. `arguments` go to the network's builder. `columns` are numeric columns of the dataset, given
+    to the network beside the picture or row. `initial` is what weights are taken from at the start of a run: the output
+    of another run or one of its checkpoints, an export, a `.keras` or `.weights.h5` file. `freeze` names layers that
+    stay as they are, as globs; `body` is every layer but the last with weights. `precision` is what layers compute in.
     """
 
     name: str | None = None
     image_size: tuple[Positive, Positive] | None = None
     dropout: Fraction = 0.0
     arguments: dict[str, Any] = Field(default={})
+    columns: tuple[str, ...] = ()
+    initial: str | None = None
     freeze: tuple[str, ...] = ()
     precision: Precision = "float32"
 
@@ -39,6 +43,13 @@ class ModelConfig(Settings):
         if isinstance(size, int):
             return size, size
         return tuple(size) if isinstance(size, list) else size
+
+    @field_validator("columns")
+    @classmethod
+    def _each_once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is named twice; name each column once")
+        return columns
 
 
 class OptimizerConfig(Settings):

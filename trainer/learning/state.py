@@ -17,6 +17,7 @@ from trainer.learning.optimizer import LearningRate, build_optimizer
 from trainer.learning.rates import plan_rates
 from trainer.learning.saved import VARIABLES
 from trainer.learning.task import Task, make_task
+from trainer.reading.columns import Columns
 from trainer.reading.inputs import Inputs, make_inputs
 from trainer.reading.source import Source
 from trainer.reading.transform import Transform
@@ -27,6 +28,7 @@ class State:
     """The variables of a run, what goes in and what is learnt, and the checkpoint that binds them together."""
 
     inputs: Inputs
+    columns: Columns
     task: Task
     transform: Transform
     model: Any
@@ -44,7 +46,12 @@ class State:
     def outputs(self, batch: dict[str, Any], *, training: bool) -> Any:
         """What the network makes of a batch: the trained one in training, else the one that is judged."""
         network = self.model if training else self.judged
-        return tf.cast(network(self.transform(batch[self.inputs.feature]), training=training), tf.float32)
+        return tf.cast(network(self.given(batch), training=training), tf.float32)
+
+    def given(self, batch: dict[str, Any]) -> Any:
+        """What a network is given: normalised pictures or rows, and the columns if there are any."""
+        normalised = self.transform(batch[self.inputs.feature])
+        return [normalised, self.columns.joined(batch, self.transform)] if self.columns.entries else normalised
 
     def weights_digest(self) -> str:
         """The sha256 of all weights, moving statistics and averages included: equal on all workers of a healthy run."""
@@ -57,8 +64,8 @@ class State:
 def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
     """Fresh variables, placed by the strategy."""
     rate = LearningRate(plan_rates(config, records=source.split(config.splits.train).draws(config.input.sampling)))
-    inputs, task = make_inputs(source.form), make_task(source)
-    build = partial(build_model, config.model, classes=task.outputs, **inputs.shape)
+    inputs, columns, task = make_inputs(source.form), Columns(source.columns), make_task(source)
+    build = partial(build_model, config.model, classes=task.outputs, **inputs.shape, **columns.shape)
     with strategy.scope():
         model = build()
         optimizer = build_optimizer(
@@ -73,6 +80,7 @@ def build_state(config: TrainConfig, source: Source, strategy: Any) -> State:
     draw_apart(model)
     return State(
         inputs=inputs,
+        columns=columns,
         task=task,
         transform=Transform(source.transform_directory),
         model=model,

@@ -35,6 +35,11 @@ def _check_sampling(config: TrainConfig, source: Source) -> None:
 
 
 def _check_mixing(config: TrainConfig) -> None:
+    if config.augment.mixes and config.model.columns:
+        raise UsageError(
+            f"{config.augment.mixes}: pictures would be mixed, but not the columns that belong to them; "
+            "leave out model.columns or the mixing"
+        )
     if config.augment.mixes and config.order.per_lane < 2:
         raise UsageError(
             f"{config.augment.mixes}: an example is mixed with another of its lane, but each of {config.input.lanes} "

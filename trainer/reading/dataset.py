@@ -18,6 +18,7 @@ from trainer.config import TrainConfig
 from trainer.learning.mixing import draw_mix
 from trainer.learning.task import make_task
 from trainer.reading.cache import local_split
+from trainer.reading.columns import Columns, parse_records
 from trainer.reading.inputs import make_inputs
 from trainer.reading.plan import training_plan
 from trainer.reading.salvage import Salvage
@@ -85,7 +86,7 @@ def evaluation_dataset(config: TrainConfig, source: Source, share: Share, *, spl
 def record_features(source: Source) -> Features:
     """The features that training needs of a record."""
     inputs, task = make_inputs(source.form), make_task(source)
-    return {inputs.feature: inputs.stored, task.feature: task.stored}
+    return {inputs.feature: inputs.stored, task.feature: task.stored} | Columns(source.columns).stored
 
 
 def training_records(config: TrainConfig, source: Source, share: Share, *, start_step: int) -> Dataset:
@@ -121,20 +122,24 @@ def _evaluation_plan(split: Split, share: Share, *, worker_batch: int) -> Plan:
 
 
 def _salvage(config: TrainConfig, source: Source, split: str, prepare: Callable[[Record], Record]) -> Salvage:
-    task, local = make_task(source), local_split(config, source, split)
+    task, columns, local = make_task(source), Columns(source.columns), local_split(config, source, split)
 
     def example(record: Record) -> Record:
-        return prepare(record) | {
-            task.feature: task.target(record[task.feature]),
-            "ordinal": record["ordinal"],
-            "fingerprint": fingerprint(record["key"]),
-        }
+        return (
+            prepare(record)
+            | columns.of(record)
+            | {
+                task.feature: task.target(record[task.feature]),
+                "ordinal": record["ordinal"],
+                "fingerprint": fingerprint(record["key"]),
+            }
+        )
 
     return Salvage(local, config.faults.bad_record, _parser(record_features(source)), make=example)
 
 
 def _parser(features: Features) -> Callable[[Tensor], Record]:
-    return lambda serialized: tf.io.parse_example(serialized, features | KEY)
+    return lambda serialized: parse_records(serialized, features | KEY)
 
 
 def _read(plan: Plan, share: Share, salvage: Salvage, *, longest: int) -> Dataset:

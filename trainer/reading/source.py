@@ -1,7 +1,7 @@
 """The dataset as the trainer sees it: opened and checked against the config before TensorFlow is imported."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from trainer.reading.settings import AugmentConfig, Sampling
 
 TRANSFORM_FN = "transform_fn"
 LABEL_FEATURES = {"single": ("label", "int64"), "multi": ("label", "int64"), "regression": ("target", "float")}
+GIVEN_OTHERWISE = ("features", "label", "target")
 FEWEST_LABELS = {"single": 2, "multi": 1}
 FIXED_SIZE_MODES = ("exact", "center_crop", "border")
 INDEXES_IN_MEMORY = 1024
@@ -116,6 +117,7 @@ class Source:
     directory: Path
     manifest: Manifest
     form: Geometry | Rows
+    columns: tuple[FeatureEntry, ...] = ()
 
     @property
     def label_kind(self) -> LabelKind:
@@ -161,6 +163,7 @@ class Records:
     directory: Path
     split: Split
     stored: FeatureEntry
+    features: tuple[FeatureEntry, ...]
 
     @property
     def row_length(self) -> int:
@@ -175,7 +178,8 @@ def open_records(dataset: str, split: str | None) -> Records:
     names = [entry.name for entry in manifest.splits if entry.records]
     if split is None and len(names) != 1:
         raise UsageError(f"{directory} has splits {', '.join(names)}; choose one with --split")
-    return Records(directory, find_split(directory, manifest, split or names[0]), find_input(manifest, directory))
+    chosen = find_split(directory, manifest, split or names[0])
+    return Records(directory, chosen, find_input(manifest, directory), manifest.features)
 
 
 def open_source(config: TrainConfig) -> Source:
@@ -189,7 +193,8 @@ def open_source(config: TrainConfig) -> Source:
             f"{directory} has no {TRANSFORM_FN}: it is incomplete; mend it with `python -m pipelines repair`"
         )
     form = find_rows(config, stored) if stored.name == "features" else find_geometry(config, manifest.settings)
-    return Source(directory=directory, manifest=manifest, form=form)
+    columns = find_columns(config.model.columns, manifest.features, directory)
+    return Source(directory=directory, manifest=manifest, form=form, columns=columns)
 
 
 def find_split(directory: Path, manifest: Manifest, name: str) -> Split:
@@ -223,6 +228,22 @@ def find_feature(manifest: Manifest, name: str, wanted: str, directory: Path) ->
             f"feature {name!r} of {directory} is {found[name].type}, training needs {wanted}; rebuild it"
         )
     return found[name]
+
+
+def find_columns(names: Sequence[str], features: Sequence[FeatureEntry], directory: Path) -> tuple[FeatureEntry, ...]:
+    """The features of these names, each of which must hold a fixed number of numbers for every record."""
+    usable = {
+        each.name: each
+        for each in features
+        if each.type != "bytes" and each.length and each.per == "record" and each.name not in GIVEN_OTHERWISE
+    }
+    for name in names:
+        if name not in usable:
+            known = ", ".join(sorted(usable)) or "none"
+            raise UsageError(
+                f"model.columns: {name!r} is not a column of {directory} with a fixed number of numbers; it has {known}"
+            )
+    return tuple(usable[name] for name in names)
 
 
 def _check_labels(manifest: Manifest, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tf.Transform graph of a dataset, used for what the build analysed: the normalisation of pixels or features."""
+"""The tf.Transform graph of a dataset, used for what the build analysed: the scale of pixels, features and columns."""
 
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,14 @@ class Transform(tf.Module):
             return self._apply(FEATURES, batch)
         pixels = tf.reshape(tf.cast(batch, tf.float32) / 255.0, [-1, 3])  # the graph sees a batch of pixels
         return tf.reshape(self._apply(PIXEL, pixels), tf.shape(batch))
+
+    def column(self, name: str, values: Tensor) -> Tensor:
+        """[n, length] values of an extra column as float32, scaled if the build analysed that column."""
+        spec = self._specs.get(name)
+        if spec is None or name not in self.loaded.transform_fn.structured_outputs:
+            return tf.cast(values, tf.float32)
+        rows = tf.cast(tf.reshape(values, [-1, *spec.shape[1:]]), spec.dtype)
+        return tf.cast(tf.reshape(self._apply(name, rows), tf.shape(values)), tf.float32)
 
     def _apply(self, name: str, rows: Tensor) -> Tensor:
         # Rows of different inputs do not meet, so those not needed get no rows.

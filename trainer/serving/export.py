@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from shards.errors import ShardsmithError
+from shards.errors import ShardsmithError, UsageError
 from trainer.config import TrainConfig
 from trainer.learning.saved import find_checkpoint
 from trainer.learning.state import State, build_state, restore
@@ -32,18 +32,20 @@ class ServedModel(tf.Module):
         """Everything that the graph needs is an attribute, so that it is saved with it."""
         super().__init__(name="served_model")
         self.model, self.transform = state.judged, state.transform
-        self._inputs, self._answers = state.inputs, make_answers(state.task)
+        self._state, self._answers = state, make_answers(state.task)
         if labels_file:
             self.labels_file = tf.saved_model.Asset(str(labels_file))
         self.preprocess = tf.function(self._preprocess, input_signature=[state.inputs.signature])
-        self.serve = tf.function(self._serve, input_signature=[state.inputs.signature])
-        self.serve_prepared = tf.function(self._serve_prepared, input_signature=[state.inputs.prepared])
+        beside = state.columns.signature
+        self.serve = tf.function(self._serve, input_signature=[state.inputs.signature, *beside])
+        self.serve_prepared = tf.function(self._serve_prepared, input_signature=[state.inputs.prepared, *beside])
 
     @property
     def signatures(self) -> dict[str, Any]:
         """The ways to ask: inputs as they come, and as the network takes them if that is something else."""
         ways = {SERVING: self.serve}
-        return ways if self._inputs.prepared == self._inputs.signature else ways | {PIXELS: self.serve_prepared}
+        inputs = self._state.inputs
+        return ways if inputs.prepared == inputs.signature else ways | {PIXELS: self.serve_prepared}
 
     def numbers(self, batch: Tensor) -> Tensor:
         """The answers about prepared inputs as numbers alone: probabilities, or what is predicted."""
@@ -52,16 +54,16 @@ class ServedModel(tf.Module):
 
     def _preprocess(self, batch: Tensor) -> Tensor:
         """What the network would have been given in training, before the transform."""
-        return self._inputs.for_serving(batch)
+        return self._state.inputs.for_serving(batch)
 
-    def _serve(self, batch: Tensor) -> dict[str, Tensor]:
-        """What the task answers about each picture or row."""
-        return self._serve_prepared(self.preprocess(batch))
+    def _serve(self, batch: Tensor, *columns: Tensor) -> dict[str, Tensor]:
+        """What the task answers about each picture or row, given the columns that the network takes beside it."""
+        return self._serve_prepared(self.preprocess(batch), *columns)
 
-    def _serve_prepared(self, batch: Tensor) -> dict[str, Tensor]:
+    def _serve_prepared(self, batch: Tensor, *columns: Tensor) -> dict[str, Tensor]:
         """What the task answers about inputs that are prepared already."""
-        outputs = self.model(self.transform(batch), training=False)
-        return self._answers.serve(tf.cast(outputs, tf.float32))
+        given = {self._state.inputs.feature: batch} | dict(zip(self._state.columns.stored, columns, strict=True))
+        return self._answers.serve(self._state.outputs(given, training=False))
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,10 @@ class Exported:
 
 def export(config: TrainConfig, source: Source, *, checkpoint: str | None, lite: bool = False) -> Exported:
     """Writes <output>/export from a checkpoint (the newest by default), and <output>/model.tflite if asked for."""
+    if lite and source.columns:
+        raise UsageError(
+            "a TFLite model takes pictures or rows alone; leave out --tflite, or train without model.columns"
+        )
     found = find_checkpoint(config, checkpoint)
     state = build_state(config, source, tf.distribute.get_strategy())
     restore(state, found)

@@ -1,8 +1,8 @@
 """Asks an exported model about files, or about the records of a dataset, with nothing but the SavedModel itself."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from shards.errors import ShardsmithError, UsageError
 from trainer.quiet import own_words, reason_of
+from trainer.reading.columns import Columns
 from trainer.reading.dataset import Share, evaluation_records
-from trainer.reading.source import Records, Rows
+from trainer.reading.source import Records, Rows, find_columns
 from trainer.serving.answers import Answers, find_answers
 from trainer.serving.export import SERVING
 
@@ -37,20 +38,25 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked about; `given` are encoded bytes or a row, or the OSError that tells why not."""
+    """What a model is asked about; `given` are encoded bytes or a row, or the OSError that tells why not.
+
+    `columns` are the numbers that some models take beside it, by name.
+    """
 
     about: dict[str, Any]
     given: Any
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Served:
-    """An exported model: its serving function, the kind of its answers, and the one input that it takes."""
+    """An exported model: its serving function, the kind of its answers, the input that it takes, and columns."""
 
     function: Any
     answers: type[Answers]
     takes: str
     length: int  # of a row
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the tensors that it takes beside the input, by name
 
     def __call__(self, **given: Any) -> dict[str, Any]:
         """The answers for a batch."""
@@ -58,7 +64,8 @@ class Served:
 
     def __str__(self) -> str:
         """Reads like `takes rows of 100 features`."""
-        return f"takes {'pictures' if self.takes == PICTURES else Rows(self.length)}"
+        beside = f" and columns {', '.join(self.columns)}" if self.columns else ""
+        return f"takes {'pictures' if self.takes == PICTURES else Rows(self.length)}{beside}"
 
 
 def load_served(directory: str) -> Served:
@@ -69,11 +76,12 @@ def load_served(directory: str) -> Served:
     function = loaded.signatures.get(SERVING)
     specs = function.structured_input_signature[1] if function else {}
     answers = find_answers(function.structured_outputs) if function else None
-    if answers is None or len(specs) != 1 or not specs.keys() <= AT_ONCE.keys():
+    takes = next((name for name in AT_ONCE if name in specs), None)
+    if answers is None or takes is None:
         raise UsageError(f"the model at {directory} is not one that `python -m trainer export` writes")
     function.owner = loaded  # the function holds its variables weakly
-    [(takes, spec)] = specs.items()
-    return Served(function, answers, takes, length=spec.shape[1] if takes == ROWS else 0)
+    columns = {name: spec for name, spec in sorted(specs.items()) if name != takes}
+    return Served(function, answers, takes, length=specs[takes].shape[1] if takes == ROWS else 0, columns=columns)
 
 
 def find_files(served: Served, paths: Sequence[str]) -> list[str]:
@@ -92,6 +100,8 @@ def _below(folder: str, suffixes: tuple[str, ...]) -> list[str]:
 
 def predict(served: Served, files: Sequence[str]) -> Iterator[Prediction]:
     """The answers about files in order, one per picture or row; a bad file does not hold up the others."""
+    if served.columns:
+        raise UsageError(f"the model {served}, which files do not have; ask it about a dataset that has: --dataset DIR")
     if served.takes == ROWS:
         return _answer(served, (question for name in files for question in _read_rows(name, served.length)))
     return _answer(served, (Question({"file": name}, _read(name)) for name in files))
@@ -104,7 +114,8 @@ def predict_records(served: Served, records: Records) -> Iterator[Prediction]:
     if (served.takes, served.length) != (taken, records.row_length):
         has = Rows(records.row_length) if taken == ROWS else "pictures"
         raise UsageError(f"the model {served}, but {records.directory} has {has}")
-    return _answer(served, _read_records(records))
+    columns = Columns(find_columns(list(served.columns), records.features, records.directory))
+    return _answer(served, _read_records(records, columns))
 
 
 def _answer(served: Served, questions: Iterator[Question]) -> Iterator[Prediction]:
@@ -120,8 +131,12 @@ def _ask(served: Served, questions: Sequence[Question]) -> list[Prediction]:
     if not questions:
         return []
     given = tf.constant([each.given for each in questions]) if served.takes == PICTURES else _stack(questions)
+    columns = {
+        name: tf.reshape(np.stack([each.columns[name] for each in questions]), [-1, *spec.shape[1:]])
+        for name, spec in served.columns.items()
+    }
     try:
-        answer = {name: tensor.numpy() for name, tensor in served(**{served.takes: given}).items()}
+        answer = {name: tensor.numpy() for name, tensor in served(**{served.takes: given}, **columns).items()}
     except tf.errors.InvalidArgumentError as error:
         if len(questions) > 1:
             return [answer for each in questions for answer in _ask(served, [each])]
@@ -134,16 +149,17 @@ def _stack(questions: Iterable[Question]) -> Any:
     return tf.constant(np.stack([each.given for each in questions]), tf.float32)
 
 
-def _read_records(records: Records) -> Iterator[Question]:
-    """The input and key of each record, read as evaluation reads them."""
+def _read_records(records: Records, columns: Columns) -> Iterator[Question]:
+    """The input, columns and key of each record, read as evaluation reads them."""
     name, length = records.stored.name, records.row_length
     spec = tf.io.FixedLenFeature([length], tf.float32) if length else tf.io.FixedLenFeature([], tf.string)
     batch = AT_ONCE[ROWS if length else PICTURES]
     share = Share(worker=0, workers=1, batch=batch, threads=len(os.sched_getaffinity(0)))
-    read = evaluation_records(records.split, share, features={name: spec}, worker_batch=batch)
+    read = evaluation_records(records.split, share, features={name: spec} | columns.stored, worker_batch=batch)
     try:
         for record in read.take(records.split.records).as_numpy_iterator():
-            yield Question({"key": record["key"].decode()}, record[name])
+            values = dict(zip(columns.names, columns.of(record).values(), strict=True))
+            yield Question({"key": record["key"].decode()}, record[name], values)
     except tf.errors.OpError as error:
         if ours := own_words(error.message):
             raise ShardsmithError(ours) from error
