@@ -1,5 +1,8 @@
 """Damaged records: named exactly, or passed over without moving anything else."""
 
+import json
+import re
+import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -9,9 +12,11 @@ import damage
 import numpy as np
 import pytest
 import tensorflow as tf
+from crews import digest, finish, start, write_config
 from trainer_data import make_config, random_pictures, random_rows, write_dataset
 
 from shards.errors import ShardsmithError
+from trainer.__main__ import main
 from trainer.config import TrainConfig
 from trainer.learning.faults import explained
 from trainer.reading.dataset import Share, evaluation_dataset, training_dataset
@@ -178,7 +183,7 @@ def test_a_shard_without_any_good_record_cannot_be_skipped(pictures: Path, tmp_p
 def test_a_shard_that_has_vanished(policy: str, pictures: Path, tmp_path: Path) -> None:
     copy = damage.copy(pictures, tmp_path / "copy")
     (copy / SHARD).unlink()
-    with pytest.raises(ShardsmithError, match=f"{SHARD} cannot be read: No such file or directory"):
+    with pytest.raises(ShardsmithError, match=f"{SHARD} cannot be read: No such file or directory; bring it back"):
         batches(configure(copy, policy))
 
 
@@ -188,3 +193,73 @@ def test_an_iterator_that_is_left_ends(pictures: Path) -> None:
     for steps in (1, 4):
         list(islice(training_dataset(config, open_source(config), share, start_step=0), steps))
     assert tf.executing_eagerly()
+
+
+@pytest.fixture(scope="module")
+def damaged(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One record that fails its checksum, and one whose picture is cut short."""
+    copy = damage.copy(pictures, tmp_path_factory.mktemp("damaged") / "copy")
+    damage.break_picture(copy / SHARD, 9)
+    damage.flip(copy / SHARD, 5)
+    return copy
+
+
+def losses(output: Path) -> tuple[list[float], list[int]]:
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows], [row["skipped_examples"] for row in rows]
+
+
+def test_evaluate_names_the_damaged_record(
+    pictures: Path, damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values: dict[str, Any] = {"steps": 1, "splits": {"evaluate": "train"}}
+    config = write_config(tmp_path / "c.yaml", pictures, tmp_path / "run", **values)
+    assert main(["train", str(config)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(config), "--dataset", str(damaged)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(rf"error: record 5 of .*{SHARD}.*: data fails its checksum; see all damage with", error)
+
+
+@pytest.mark.slow
+def test_two_workers_skip_as_one(damaged: Path, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"steps": 14, "faults": {"bad_record": "skip"}, "evaluate_every_epochs": None}
+    for name, flags in (("one", []), ("two", ["--local-workers", "2", "--profile"])):
+        config = write_config(tmp_path / f"{name}.yaml", damaged, tmp_path / name, **values)
+        told = finish(start("train", str(config), *flags))
+        assert "skipped  4 examples with damaged records" in told, "two in each of two epochs"
+    log = (tmp_path / "two/logs/worker-1.log").read_text()
+    assert digest(told) == digest(log)
+    named = [re.findall(r"skipped  record (\d+) of", text) for text in (told, log)]
+    assert {*named[0], *named[1]} == {"5", "9"}
+    assert all(len(each) == len(set(each)) for each in named), "no worker says it twice"
+    mine, theirs = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert len(mine[0]) == len(theirs[0]) == 14
+    assert mine[1] == theirs[1]
+    np.testing.assert_allclose(mine[0], theirs[0], rtol=1e-2)
+    assert len(list((tmp_path / "two/tensorboard/plugins/profile").glob("*/*.xplane.pb"))) == 1
+    assert '"waiting_1": ' in (tmp_path / "two/metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_two_workers_stop(damaged: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", damaged, tmp_path / "run", steps=14, evaluate_every_epochs=None)
+    process = start("train", str(config), "--local-workers", "2")
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 1, text
+    assert re.search(rf"record [59] of .*{SHARD}.*faults.bad_record=skip", text), text
+
+
+@pytest.mark.slow
+def test_a_dataset_that_vanishes_while_training(pictures: Path, tmp_path: Path) -> None:
+    copy = damage.copy(pictures, tmp_path / "copy")
+    config = write_config(tmp_path / "c.yaml", copy, tmp_path / "run", steps=10**7, evaluate_every_epochs=None)
+    process = start("train", str(config))
+    assert process.stdout
+    next(line for line in process.stdout if line.startswith("step 2/"))
+    shutil.rmtree(copy)
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 1, text
+    error = text.splitlines()[-1]
+    assert re.match(r"error: (shard|index) .* cannot be read: .*No such file or directory", error), text
+    assert "Traceback" not in text

@@ -111,7 +111,10 @@ class Salvage:
                 stream.seek(offset)
                 data = read_record(stream, record, offset)
         except OSError as error:
-            raise ShardsmithError(f"shard {self.split.paths[shard]} cannot be read: {error.strerror}") from error
+            raise ShardsmithError(
+                f"shard {self.split.paths[shard]} cannot be read: {error.strerror}; "
+                "bring it back, then give the same command to go on"
+            ) from error
         try:
             self._try(data, [ordinal, *chance])
         except tf.errors.OpError as error:
