@@ -106,7 +106,10 @@ def _tell_outcome(config: TrainConfig, outcome: "Outcome", *, seconds: float) ->
     else:
         print(f"trained  steps {outcome.first_step + 1} to {outcome.last_step} in {seconds:.0f} s, start-up included")
     if outcome.skipped:
-        print(f"skipped  {outcome.skipped:,} examples with damaged records; see all with: python -m shards verify")
+        print(
+            f"skipped  {outcome.skipped:,} examples with damaged records; see all damage with: "
+            f"python -m shards verify {config.dataset}"
+        )
     if outcome.evaluation:
         name, value = next(iter(outcome.evaluation.metrics.items()))
         print(f"{name:<8} {value:.4f} on {outcome.evaluation.split}")

@@ -118,7 +118,7 @@ class Salvage:
         try:
             self._try(data, [ordinal, *chance])
         except tf.errors.OpError as error:
-            raise DamagedRecord(record, offset, reason_of(error.message)) from error
+            raise DamagedRecord(record, offset, reason_of(error.message).rstrip(".")) from error
         return data
 
     @cached_property
