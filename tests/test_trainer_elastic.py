@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from trainer_data import make_config, random_pictures, write_dataset
@@ -50,7 +50,7 @@ class Run:
     output: Path
 
     def start(self, workers: int, steps: int = 10**6) -> "subprocess.Popen[str]":
-        """Starts the command in a process group of its own."""
+        """Starts the command."""
         config = make_config(self.dataset, self.output, **SETTINGS | {"steps": steps})
         path = self.output.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -62,7 +62,6 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
             env=os.environ | {"PYTHONPATH": folders},
         )
 
@@ -70,11 +69,15 @@ class Run:
         """Starts, kills all processes at once when `after` more steps were recorded; returns how far it had come."""
         goal = self.recorded() + after
         process = self.start(workers)
+        started = psutil.Process(process.pid)
         while self.recorded() < goal:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
+        everyone = [started, *started.children(recursive=True)]
+        for each in everyone:
+            each.kill()
         process.communicate()
+        psutil.wait_procs(everyone, timeout=60)
         return self.recorded()
 
     def finish(self, workers: int, steps: int) -> list[str]:
