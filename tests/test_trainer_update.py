@@ -263,6 +263,17 @@ def test_two_workers_clip_what_one_would(single: Path, tmp_path: Path) -> None:
     assert np.sqrt(sum((each**2).sum() for each in moved)) == pytest.approx(0.01, rel=1e-4), "clipping was active"
 
 
+@pytest.mark.slow
+def test_two_devices_update_as_one(tmp_path: Path) -> None:
+    """MirroredStrategy with batch normalisation, clipping, averages, and scaled losses as float16 needs them."""
+    data = write_dataset(tmp_path, {"train": random_pictures(32)})
+    command = [sys.executable, str(Path(__file__).with_name("two_replicas.py")), str(data)]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+    differences = dict(line.split() for line in text.splitlines())
+    assert list(differences) == ["float32", "float16"]
+    assert max(map(float, differences.values())) < 1e-6
+
+
 def _digest(text: str) -> str:
     found = re.search(r"weights +sha256 ([0-9a-f]{64})", text)
     assert found, text

@@ -28,9 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.serving.export import export
 
     exported = export(config, source, checkpoint=arguments.checkpoint, lite=arguments.tflite)
-    takes, gives = make_inputs(source.form).signature.name, ", ".join(make_answers(make_task(source)).served)
+    takes = ", ".join([make_inputs(source.form).signature.name, *config.model.columns])
+    gives = ", ".join(make_answers(make_task(source)).served)
     print(f"exported {exported.checkpoint}\nmade     {exported.directory} (takes {takes}, gives {gives})")
     if exported.lite:
         print(f"made     {exported.lite} ({exported.parity})")
-    print(f"next     python -m trainer predict FILE... --model {shlex.quote(str(exported.directory))}")
+    asked = f"--dataset {shlex.quote(config.dataset)} --split NAME" if config.model.columns else "FILE..."
+    print(f"next     python -m trainer predict {asked} --model {shlex.quote(str(exported.directory))}")
     return DONE

@@ -54,7 +54,7 @@ def train(
     checkpoints = Checkpoints(state, config, workplace)
     progress = checkpoints.restore_newest()
     first = int(state.step.numpy())
-    if not first:
+    if not progress.restarts:  # nothing was restored
         begin(config, state, workplace.strategy)
     if workplace.cluster.is_chief:
         write_run(config, run)
