@@ -15,7 +15,8 @@ from trainer_data import make_config, random_pictures, write_dataset
 from trainer.commands.evaluate import _tell_evaluation
 from trainer.config import TrainConfig
 from trainer.judging.evaluate import Evaluator
-from trainer.judging.results import Classified, LabelCount
+from trainer.judging.labels import LabelCount
+from trainer.judging.results import Classified
 from trainer.learning.loop import train
 from trainer.learning.state import build_state
 from trainer.reading.source import open_source

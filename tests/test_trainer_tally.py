@@ -12,8 +12,9 @@ from sklearn import metrics as sk
 
 from trainer.judging import judges
 from trainer.judging.judges import Judge, MultiJudge, RegressionJudge, Seen, SingleJudge
+from trainer.judging.labels import LabelCount
 from trainer.judging.multiset import Multiset, merge_multisets, score_keys
-from trainer.judging.results import BETTER, Classified, Evaluation, LabelCount, Labelled, Measured
+from trainer.judging.results import BETTER, Classified, Evaluation, Labelled, Measured
 from trainer.judging.tally import NOTHING, Mistake, Tally, merge, pack, unpack
 
 CLASSES = tuple("abcdefgh")

@@ -19,7 +19,8 @@ from trainer.commands.request import (
 from trainer.config import TrainConfig
 from trainer.judging.figures import figures_of
 from trainer.judging.files import write_evaluation
-from trainer.judging.results import LONGEST_TABLE, Evaluation
+from trainer.judging.labels import LONGEST_TABLE
+from trainer.judging.results import Evaluation
 from trainer.quiet import import_tensorflow
 from trainer.reading.source import Source, Split, open_source
 from trainer.running.cluster import Cluster

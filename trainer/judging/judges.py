@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from trainer.judging.labels import LabelCount
 from trainer.judging.multiset import Multiset, score_keys
 from trainer.judging.ranking import average_precisions
 from trainer.judging.results import (
@@ -15,7 +16,6 @@ from trainer.judging.results import (
     Classified,
     Confusion,
     Evaluation,
-    LabelCount,
     Labelled,
     Measured,
     TargetError,
