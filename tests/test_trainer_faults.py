@@ -130,6 +130,25 @@ def test_preemption_saves_the_step_that_was_trained(stopped: list[int], dataset:
     assert [row["step"] for row in metrics(output)] == list(range(1, step + 1))
 
 
+def test_preemption_cuts_an_evaluation_short(dataset: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    values = {"steps": 4, "splits__evaluate": "train", "evaluation__batch": 1, "checkpoint__every_steps": 3}
+    config = str(write_config(tmp_path / "c.yaml", dataset, output, **values))
+    first, second = cluster_environments(2)
+    chief = start("train", config, environment=first)
+    place = "trainer.judging.evaluate:Evaluator._look"
+    preempted = start_saboteur(place, 1, "SIGTERM", "train", config, environment=second)
+    try:
+        texts = [finish(process, code=75) for process in (chief, preempted)]
+    finally:
+        end(chief, preempted)
+    assert all("error: stopped on request; saved step 4, and the same command resumes there" in text for text in texts)
+    assert len(metrics(output)) == 4
+    assert newest_step(output) == 4
+    finish(start("train", config))
+    assert [row.get("examples") for row in metrics(output)] == [None] * 4 + [32], "what was cut short is made up for"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_to_the_supervisor_saves(number: int, code: int, dataset: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"

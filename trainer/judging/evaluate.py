@@ -6,7 +6,7 @@ worker computes its own batches and counts on its own; only when all are done, t
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ from trainer.running.strategy import Workplace
 Tensor = Any
 Batch = dict[str, Tensor]
 AT_ONCE = 256  # tallies that are merged in one go
+PACE = 8  # rounds of batches after which workers look whether all are there and none has to leave
+
+
+class CutShort(Exception):
+    """A worker has been asked to end in the middle of a pass."""
 
 
 class Evaluator:
@@ -47,7 +52,7 @@ class Evaluator:
         self._steps = -(-self._split.records // (self._batch * workers))  # of this worker, in one pass
 
     def evaluate(self, step: int) -> Evaluation:
-        """One pass over the split with the weights as they are after `step`."""
+        """One pass over the split with the weights after `step`; CutShort on all workers when one must end."""
         with explained(self._source):
             tally = self._exchange(self._one_pass())
         if not tally.sums:
@@ -87,7 +92,11 @@ class Evaluator:
         strategy = self._workplace.strategy
         replicas = strategy.num_replicas_in_sync // self._workplace.cluster.workers
         batches = islice(self._batches, self._steps)
-        while some := list(islice(batches, replicas)):
+        for number in count():
+            if number % PACE == 0 and self._workplace.must_leave():
+                raise CutShort
+            if not (some := list(islice(batches, replicas))):
+                return
             outputs = strategy.experimental_local_results(self._outputs(self._deal(some, replicas)))
             yield from zip(some, outputs, strict=False)  # replicas without a batch of their own repeat the last
 

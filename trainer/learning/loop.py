@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shards.errors import RestartMe
 from trainer.config import TrainConfig
-from trainer.judging.evaluate import Evaluator
+from trainer.judging.evaluate import CutShort, Evaluator
 from trainer.judging.results import Evaluation
 from trainer.learning.checkpoints import Checkpoints
 from trainer.learning.consumed import Recorder
@@ -174,7 +174,7 @@ class Loop:
         if is_saved:
             self._save()
         if leaving:
-            raise RestartMe(f"stopped on request; saved step {step}, and the same command resumes there")
+            raise _stopped(step)
         if self._evaluator and schedule.is_due(schedule.evaluate, step):
             self._evaluate(step, reporter, is_saved=is_saved)
         self._meter.pause()
@@ -182,7 +182,12 @@ class Loop:
     def _evaluate(self, step: int, reporter: Reporter, *, is_saved: bool) -> None:
         """Judges the weights of a step, and sees to it that what came out survives with them."""
         assert self._evaluator
-        self._evaluation = self._evaluator.evaluate(step)
+        try:
+            self._evaluation = self._evaluator.evaluate(step)
+        except CutShort:
+            if not is_saved:
+                self._save()
+            raise _stopped(step) from None  # a resumed run evaluates then
         reporter.evaluation(self._evaluation)
         metrics = self._evaluation.metrics | {"loss": self._evaluation.loss}
         self._progress = judge_progress(self._progress, metrics, step, self._config)
@@ -200,3 +205,7 @@ class Loop:
     def _with_sums(self) -> Progress:
         self._progress = replace(self._progress, sums=self._meter.sums())
         return self._progress
+
+
+def _stopped(step: int) -> RestartMe:
+    return RestartMe(f"stopped on request; saved step {step}, and the same command resumes there")

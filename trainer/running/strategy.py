@@ -52,6 +52,10 @@ class Workplace:
         """Returns when every worker has come here; a chief that leaves earlier takes the others down with it."""
         self.sum_over_replicas(0)
 
+    def must_leave(self) -> bool:
+        """Whether a worker has been asked to end; all workers have to ask at the same place, and notice a lost one."""
+        return self.sum_over_replicas(int(self.leaving.numpy() > 0)) > 0
+
     def gather_texts(self, text: str) -> list[str]:
         """The texts of all workers, in the order of the workers."""
         return [data.decode() for data in self.gather_bytes(text.encode())]
