@@ -59,12 +59,12 @@ def _judge(
     import_tensorflow()
     from trainer.judging.evaluate import evaluate_checkpoint
     from trainer.running.handshake import make_card
-    from trainer.running.peers import join, missing_lost_peers
+    from trainer.running.peers import joined
     from trainer.running.report import write_images
 
     card = make_card(config, source, cluster, splits=[split.name], flags=agreed_flags(arguments))
-    with missing_lost_peers(cluster):
-        workplace = join(config, cluster, card, threads=arguments.threads, seconds=arguments.wait_for_workers)
+    seconds = arguments.wait_for_workers
+    with joined(config, cluster, card, threads=arguments.threads, seconds=seconds) as workplace:
         summons.install()  # again: TensorFlow has put a handler of its own for SIGTERM in its place
         found, result = evaluate_checkpoint(
             config, source, workplace, split=split.name, checkpoint=arguments.checkpoint

@@ -66,12 +66,12 @@ def _train(
     import_tensorflow()
     from trainer.learning.loop import train
     from trainer.running.handshake import make_card
-    from trainer.running.peers import join, missing_lost_peers
+    from trainer.running.peers import joined
 
     splits = {config.splits.train, config.splits.evaluate if config.evaluate_every_epochs else config.splits.train}
     card = make_card(config, source, cluster, splits=splits, flags=agreed_flags(arguments))
-    with missing_lost_peers(cluster):
-        workplace = join(config, cluster, card, threads=arguments.threads, seconds=arguments.wait_for_workers)
+    seconds = arguments.wait_for_workers
+    with joined(config, cluster, card, threads=arguments.threads, seconds=seconds) as workplace:
         check_replicas(config, workplace.strategy.num_replicas_in_sync)
         summons.attach(workplace.leaving)
         outcome = train(config, source, workplace, record_keys=arguments.record_keys, profile=arguments.profile)

@@ -1,17 +1,21 @@
 """The other workers of a run: joined once all of them match, and missed in one line when one is lost."""
 
 import json
+import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import tensorflow as tf
 
-from shards.errors import RestartMe
+from shards.errors import RESTART, RestartMe
 from trainer.config import TrainConfig
 from trainer.running.cluster import Cluster
 from trainer.running.handshake import Card, check_cards
+from trainer.running.links import watched_links
 from trainer.running.meeting import meet
 from trainer.running.strategy import Workplace, check_strategy, open_workplace
 
@@ -21,26 +25,25 @@ UNHEALTHY = re.compile(r"^/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)$", re.
 FORMING_SECONDS = 60.0
 
 
-def join(config: TrainConfig, cluster: Cluster, card: Card, *, threads: int | None, seconds: float) -> Workplace:
-    """The workplace that all workers share, after each has shown that it is there and matches the others."""
+@contextmanager
+def joined(
+    config: TrainConfig, cluster: Cluster, card: Card, *, threads: int | None, seconds: float
+) -> Iterator[Workplace]:
+    """The workplace that all workers share, once each has shown within `seconds` that it is there and matches.
+
+    A worker that is lost inside is a RestartMe, wherever TensorFlow stumbles over it.
+    """
     check_strategy(config.strategy, cluster)
     check_cards(meet(cluster, json.dumps(card), seconds=seconds))
-    with _dying_when_stuck():
-        return open_workplace(config, cluster, threads=threads)
-
-
-@contextmanager
-def missing_lost_peers(cluster: Cluster) -> Iterator[None]:
-    """Turns TensorFlow's errors about other workers into ours, wherever they come up."""
     try:
-        yield
+        with _dying_when_stuck():
+            workplace = open_workplace(config, cluster, threads=threads)
+        with watched_links(cluster, lambda peer: _leave_without(cluster.name(peer))):
+            yield workplace
     except tf.errors.OpError as error:
         if cluster.workers == 1 or not tells_of_a_lost_peer(error):
             raise
-        raise RestartMe(
-            f"{_who(error.message, cluster)} was lost: it died, froze or was cut off; see its log. "
-            "Restart all workers with the same command to resume from the last checkpoint"
-        ) from error
+        raise RestartMe(_lost(_who(error.message, cluster))) from error
 
 
 def tells_of_a_lost_peer(error: tf.errors.OpError) -> bool:
@@ -61,6 +64,19 @@ def _dying_when_stuck() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _lost(who: str) -> str:
+    return (
+        f"{who} was lost: it died, froze or was cut off; see its log. "
+        "Restart all workers with the same command to resume from the last checkpoint"
+    )
+
+
+def _leave_without(who: str) -> NoReturn:
+    """Ends this process from another thread: the main one waits in TensorFlow, which does not know."""
+    print(f"error: {_lost(who)}", file=sys.stderr, flush=True)
+    os._exit(RESTART)
 
 
 def _who(message: str, cluster: Cluster) -> str:
