@@ -80,14 +80,14 @@ def cluster_environments(count: int) -> list[dict[str, str]]:
     return [{"TF_CONFIG": tf_config(addresses, index)} for index in range(count)]
 
 
-def finish(process: Any, code: int = 0) -> str:
+def finish(process: Any, code: int = 0, *, patience: float = 2 * PATIENCE) -> str:
     """Everything a process says until its end, which must be with `code`."""
     try:
-        text, _ = process.communicate(timeout=2 * PATIENCE)
+        text, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         process.kill()
         text, _ = process.communicate()
-        raise AssertionError(f"still running after {2 * PATIENCE} s:\n{text}") from None
+        raise AssertionError(f"still running after {patience:g} s:\n{text}") from None
     assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{text}"
     return str(text)
 

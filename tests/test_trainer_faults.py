@@ -29,7 +29,8 @@ from trainer_data import random_pictures, write_dataset
 from trainer.running.cluster import tf_config
 from trainer.running.workers import newest_step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+KILLS = int(os.environ.get("SHARDSMITH_TEST_KILLS", "3"))
 LONG = 10**6  # steps; more than any test waits for
 LOST = (
     "was lost: it died, froze or was cut off; see its log. "
@@ -109,7 +110,7 @@ def test_a_worker_with_another_config_is_refused(dataset: Path, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("stopped", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("stopped", [[1], [0, 1]])
 def test_preemption_saves_the_step_that_was_trained(stopped: list[int], dataset: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     config = str(write_config(tmp_path / "c.yaml", dataset, output, steps=LONG, evaluate_every_epochs=None))
@@ -213,19 +214,19 @@ def _is_training(pids: list[int], output: Path, begun: int) -> bool:
     return last_step(output) != begun or not all(map(alive, pids))
 
 
+@pytest.mark.timeout(900 + 180 * KILLS)
 def test_killed_at_random_moments_it_ends_as_if_undisturbed(dataset: Path, tmp_path: Path) -> None:
-    kills = int(os.environ.get("SHARDSMITH_TEST_KILLS", "3"))
-    steps = 150 * (kills + 1)
+    steps = 150 * (KILLS + 1)
     values = {"steps": steps, "deterministic": True, "checkpoint__every_steps": 10, "evaluate_every_epochs": None}
     model = {"arguments": {"width": 2}, "dropout": 0.3}
     calm = write_config(tmp_path / "calm.yaml", dataset, tmp_path / "calm", **values, model=model)
     wild = write_config(tmp_path / "wild.yaml", dataset, tmp_path / "wild", **values, model=model)
-    expected = digest(finish(start("train", str(calm), "--local-workers", "2")))
+    expected = digest(finish(start("train", str(calm), "--local-workers", "2"), patience=60 * (KILLS + 5)))
     process = start("train", str(wild), "--local-workers", "2")
-    done = _harm_at_random(process, tmp_path / "wild", kills=kills, seed=5)
-    text = finish(process)
+    done = _harm_at_random(process, tmp_path / "wild", kills=KILLS, seed=5)
+    text = finish(process, patience=60 * (KILLS + 5))
     print(*done, sep="\n")
-    assert text.count("workers start again") == kills
+    assert text.count("workers start again") == KILLS
     assert digest(text) == expected
     assert [row["step"] for row in metrics(tmp_path / "wild")] == list(range(1, steps + 1))
     losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("calm", "wild")]

@@ -13,7 +13,7 @@ from trainer_data import random_pictures, write_dataset
 
 from trainer.running.cluster import tf_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HOSTS = ("10.213.17.1", "10.213.17.2", "10.213.17.3")
 Spaces = list[str]
 
