@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crews import alive, children
+from crews import alive, children, wait_until
 
 from shards.errors import RestartMe, ShardsmithError, UsageError
 from trainer.running import workers
@@ -167,7 +167,8 @@ workers.SETTLE_SECONDS, workers.SAVE_SECONDS = 1.0, float(save_seconds)
 sys.exit(run(lambda: workers.run_workers([], count=2, output=Path(output))))
 """
 STUBBORN = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.sigwait([signal.SIGTERM])
+(output / f"asked-{index}").touch()
 time.sleep(600)
 """
 OBEDIENT = """
@@ -193,8 +194,7 @@ def start_supervisor(tmp_path: Path, program: str, *, save_seconds: float = 60.0
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_request_to_stop_waits_for_the_save(number: int, code: int, tmp_path: Path) -> None:
     process = start_supervisor(tmp_path, OBEDIENT)
-    while not all((tmp_path / "run" / f"ready-{index}").exists() for index in (0, 1)):
-        time.sleep(0.05)
+    wait_until(lambda: all((tmp_path / "run" / f"ready-{index}").exists() for index in (0, 1)), process)
     pids = children(process.pid, count=2)
     process.send_signal(number)
     text, _ = process.communicate(timeout=60)
@@ -205,13 +205,13 @@ def test_a_request_to_stop_waits_for_the_save(number: int, code: int, tmp_path: 
 
 @pytest.mark.parametrize("how", ["a second signal", "the time is over"])
 def test_a_request_to_stop_ends_stubborn_workers(how: str, tmp_path: Path) -> None:
-    process = start_supervisor(tmp_path, STUBBORN, save_seconds=60.0 if how == "a second signal" else 0.5)
+    process = start_supervisor(tmp_path, STUBBORN, save_seconds=600.0 if how == "a second signal" else 0.5)
     pids = children(process.pid, count=2)
     process.send_signal(signal.SIGTERM)
     if how == "a second signal":
-        time.sleep(0.5)
+        wait_until(lambda: all((tmp_path / "run" / f"asked-{index}").exists() for index in (0, 1)), process)
         process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate(timeout=30)
+    text, _ = process.communicate(timeout=60)
     assert text == (
         "error: stopped on request; worker 0 did not end and was killed; worker 1 did not end and was killed; "
         "the same command goes on from the beginning\n"
