@@ -38,7 +38,7 @@ def die(number):
 @pytest.fixture
 def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs two copies of a program under the supervisor."""
-    monkeypatch.setattr(workers, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(workers, "SETTLE_SECONDS", 10.0)
     monkeypatch.setattr(workers, "GRACE_SECONDS", 1.0)
 
     def run(program: str, **options: Any) -> int:
@@ -158,25 +158,26 @@ def test_no_restart_when_none_is_wanted(supervise: Run, tmp_path: Path) -> None:
 
 SUPERVISOR = """
 import sys
+import numpy  # its threads take signals that the main one blocks
 from pathlib import Path
 from shards.errors import run
 from trainer.running import workers
 script, output, save_seconds = sys.argv[1:]
 sys.executable = script
-workers.SETTLE_SECONDS, workers.SAVE_SECONDS = 1.0, float(save_seconds)
+workers.SAVE_SECONDS = float(save_seconds)
 sys.exit(run(lambda: workers.run_workers([], count=2, output=Path(output))))
 """
 STUBBORN = """
-signal.sigwait([signal.SIGTERM])
-(output / f"asked-{index}").touch()
-time.sleep(600)
+signal.signal(signal.SIGTERM, lambda *_: (output / f"asked-{index}").touch())
+(output / f"ready-{index}").touch()
+while True:
+    time.sleep(600)
 """
 OBEDIENT = """
 def leave(*_):
     save(7)
     os._exit(75)
 signal.signal(signal.SIGTERM, leave)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 (output / f"ready-{index}").touch()
 while True:
     time.sleep(1)
@@ -206,6 +207,7 @@ def test_a_request_to_stop_waits_for_the_save(number: int, code: int, tmp_path: 
 @pytest.mark.parametrize("how", ["a second signal", "the time is over"])
 def test_a_request_to_stop_ends_stubborn_workers(how: str, tmp_path: Path) -> None:
     process = start_supervisor(tmp_path, STUBBORN, save_seconds=600.0 if how == "a second signal" else 0.5)
+    wait_until(lambda: all((tmp_path / "run" / f"ready-{index}").exists() for index in (0, 1)), process)
     pids = children(process.pid, count=2)
     process.send_signal(signal.SIGTERM)
     if how == "a second signal":

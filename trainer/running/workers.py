@@ -1,6 +1,7 @@
 """Several real worker processes on one machine, and the supervisor that starts all of them again when one is lost.
 
-Signals are blocked and waited for, so that none can come between the start of a process and its being known here.
+Signals are only noted when they come and heeded between two looks at the workers, so that none can come between the
+start of a process and its being known here.
 """
 
 import os
@@ -27,6 +28,7 @@ GRACE_SECONDS = 5.0  # for the others after an error that no restart mends
 SETTLE_SECONDS = 15.0  # for the others to notice by themselves that one is gone
 SAVE_SECONDS = 300.0  # for a checkpoint after a request to stop
 POLL_SECONDS = 0.1
+Heard = list[int]
 PASSING = (RESTART, INTERRUPTED)  # exit codes of a worker that would go on if started again
 
 
@@ -51,7 +53,6 @@ class Crew:
 
     workers: list[Worker] = field(default_factory=list)
     stuck: list[Worker] = field(default_factory=list)
-    asked: signal.Signals | None = None
 
     def running(self) -> list[Worker]:
         """The workers that have not ended."""
@@ -67,13 +68,13 @@ class Crew:
         died = [worker for worker in ended if (worker.code or 0) < 0]
         return next(iter([*died, *self.stuck, *ended]), None)
 
-    def patience(self) -> float:
-        """How many seconds those that run may go on."""
+    def patience(self, *, asked: bool) -> float:
+        """How many seconds those that run may go on; less than for ever if they were asked to end."""
         if self.failed():
             return GRACE_SECONDS
         if len(self.running()) < len(self.workers):
             return SETTLE_SECONDS
-        return SAVE_SECONDS if self.asked else float("inf")
+        return SAVE_SECONDS if asked else float("inf")
 
 
 def run_workers(arguments: Sequence[str], *, count: int, output: Path, max_restarts: int = MAX_RESTARTS) -> int:
@@ -86,8 +87,8 @@ def run_workers(arguments: Sequence[str], *, count: int, output: Path, max_resta
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     own = ["--threads", str(threads), "--supervisor", str(os.getpid())]
     command = [sys.executable, "-m", "trainer", *arguments, *own]
-    with _signals_held():
-        return _keep_running(command, count=count, output=output, most=max_restarts)
+    with _noted_signals() as heard:
+        return _keep_running(command, heard, count=count, output=output, most=max_restarts)
 
 
 def free_ports(count: int) -> list[int]:
@@ -105,34 +106,34 @@ def newest_step(output: Path) -> int | None:
     return found[0][0] if found else None
 
 
-def _keep_running(command: list[str], *, count: int, output: Path, most: int) -> int:
+def _keep_running(command: list[str], heard: Heard, *, count: int, output: Path, most: int) -> int:
     """Starts the workers again whenever they were lost, as long as that leads anywhere."""
     restarts, total = 0, 0
     while True:
         before = newest_step(output)
-        crew = _run_once(command, count=count, logs=output / LOGS)
+        crew = _run_once(command, heard, count=count, logs=output / LOGS)
         if failed := crew.failed():
             kind = UsageError if failed.code == BAD_USAGE else ShardsmithError
             raise kind(f"{_how(crew, failed)}; the others were stopped; {_where_it_says_more(failed)}")
         lost, step = crew.lost(), newest_step(output)
         if lost is None:
             return DONE
-        if crew.asked:
-            raise _stopped(crew, step)
+        if heard:
+            raise _stopped(crew, heard[0], step)
         restarts, total = (restarts if step == before else 0) + 1, total + 1
         if restarts > most:
             raise _gave_up(crew, lost, restarts=most)
         print(f"{_how(crew, lost)}; restart {total}: all {count} workers start again {_from(step)}", flush=True)
 
 
-def _run_once(command: list[str], *, count: int, logs: Path) -> Crew:
+def _run_once(command: list[str], heard: Heard, *, count: int, logs: Path) -> Crew:
     """Starts all and comes back when all have ended, by themselves or by force."""
     crew = Crew()
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     try:
         for index in range(count):
             crew.workers.append(_start(index, command, tf_config(addresses, index), None if index == 0 else logs))
-        _watch(crew)
+        _watch(crew, heard)
     finally:
         for worker in crew.workers:
             if worker.code is None:
@@ -156,18 +157,16 @@ def _start(index: int, command: list[str], config: str, logs: Path | None) -> Wo
         return Worker(index, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, **options), path)
 
 
-def _watch(crew: Crew) -> None:
+def _watch(crew: Crew, heard: Heard) -> None:
     """Waits for the end of all, but not for ever once one has ended or a signal came; a second signal is final."""
-    deadline = float("inf")
-    while crew.running() and time.monotonic() < deadline:
-        heard = signal.sigtimedwait(SIGNALS, POLL_SECONDS)
-        if heard and crew.asked:
-            return
-        if heard:
-            crew.asked = signal.Signals(heard.si_signo)
+    deadline, asked = float("inf"), False
+    while crew.running() and time.monotonic() < deadline and len(heard) < 2:
+        if heard and not asked:
+            asked = True
             for worker in crew.running():
                 worker.process.terminate()
-        deadline = min(deadline, time.monotonic() + crew.patience())
+        deadline = min(deadline, time.monotonic() + crew.patience(asked=asked))
+        time.sleep(POLL_SECONDS)
 
 
 def _how(crew: Crew, worker: Worker) -> str:
@@ -192,8 +191,8 @@ def _from(step: int | None) -> str:
     return "from the beginning" if step is None else f"from step {step}"
 
 
-def _stopped(crew: Crew, step: int | None) -> ShardsmithError:
-    kind = Interrupted if crew.asked == signal.SIGINT else RestartMe
+def _stopped(crew: Crew, number: int, step: int | None) -> ShardsmithError:
+    kind = Interrupted if number == signal.SIGINT else RestartMe
     killed = "".join(f"; {_how(crew, worker)}" for worker in crew.stuck)
     return kind(f"stopped on request{killed}; the same command goes on {_from(step)}")
 
@@ -207,12 +206,12 @@ def _gave_up(crew: Crew, lost: Worker, *, restarts: int) -> ShardsmithError:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Keeps signals waiting until they are asked for; the workers inherit this and listen for themselves."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+def _noted_signals() -> Iterator[Heard]:
+    """The signals that have come inside, none of which interrupts anything."""
+    heard: Heard = []
+    previous = [signal.signal(number, lambda number, _: heard.append(number)) for number in SIGNALS]
     try:
-        yield
+        yield heard
     finally:
-        while signal.sigtimedwait(SIGNALS, 0):
-            pass  # what comes now comes too late
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        for number, handler in zip(SIGNALS, previous, strict=True):
+            signal.signal(number, handler)
