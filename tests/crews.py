@@ -105,8 +105,8 @@ def wait_until(happened: Callable[[], Any], process: Any) -> Any:
     deadline = time.monotonic() + 2 * PATIENCE
     while not (found := happened()):
         if process.poll() is not None or time.monotonic() > deadline:
-            end(process)
-            raise AssertionError(f"it did not happen; the process ended with {process.returncode}")
+            process.kill()
+            raise AssertionError(f"it did not happen; {process.communicate()[0]}\nended with {process.returncode}")
         time.sleep(0.05)
     return found
 

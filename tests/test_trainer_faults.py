@@ -222,7 +222,8 @@ def test_killed_at_random_moments_it_ends_as_if_undisturbed(dataset: Path, tmp_p
     calm = write_config(tmp_path / "calm.yaml", dataset, tmp_path / "calm", **values, model=model)
     wild = write_config(tmp_path / "wild.yaml", dataset, tmp_path / "wild", **values, model=model)
     expected = digest(finish(start("train", str(calm), "--local-workers", "2"), patience=60 * (KILLS + 5)))
-    process = start("train", str(wild), "--local-workers", "2")
+    # More often in a row than a run is restarted without a new checkpoint by default.
+    process = start("train", str(wild), "--local-workers", "2", "--max-restarts", str(KILLS))
     done = _harm_at_random(process, tmp_path / "wild", kills=KILLS, seed=5)
     text = finish(process, patience=60 * (KILLS + 5))
     print(*done, sep="\n")
