@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import durable, preprocess, resume, sources
+from benchmarks import durable, input, preprocess, resume, sources
 from benchmarks.measure import ROOT
 from benchmarks.report import Benchmark, Row, print_rows, read_rows, replace_table
 from shards.errors import DONE, UsageError, run
@@ -20,6 +20,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     sources.BENCHMARK,
     durable.BENCHMARK,
     resume.BENCHMARK,
+    input.BENCHMARK,
 )
 _EPILOG = """\
 examples:
@@ -28,6 +29,7 @@ examples:
   python -m benchmarks sources photos --only npz tar
   python -m benchmarks durable photos
   python -m benchmarks resume photos
+  python -m benchmarks input photos --peers-python peers/bin/python
   python -m benchmarks readme preprocess.jsonl sources.jsonl
 
 Work is done in the system's temporary directory (TMPDIR); nothing is written to DIR. Close other programs: a busy
