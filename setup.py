@@ -24,6 +24,8 @@ PIPELINES = [
 # What Beam's gs:// file system imports; apache-beam[gcp] asks for some 70 packages more.
 GCS = ["google-auth-httplib2", "google-cloud-storage"]
 S3 = ["boto3"]
+# Others that read pictures, for `python -m benchmarks input --peers-python`: an environment of their own.
+BENCHMARKS = ["array_record", "grain", "numpy", "opencv-python-headless", "torch", "webdataset"]
 DEV = [
     *PIPELINES,
     *DEMO,
@@ -66,5 +68,13 @@ setup(
     packages=find_packages(include=["pipelines", "pipelines.*", "shards", "shards.*", "trainer", "trainer.*"]),
     package_data={name: ["py.typed"] for name in ("pipelines", "shards", "trainer")},
     install_requires=["google-crc32c", "numpy", "pillow", "pydantic>=2", "pyyaml", "rich"],
-    extras_require={"pipelines": PIPELINES, "trainer": TENSORFLOW, "demo": DEMO, "gcs": GCS, "s3": S3, "dev": DEV},
+    extras_require={
+        "pipelines": PIPELINES,
+        "trainer": TENSORFLOW,
+        "demo": DEMO,
+        "gcs": GCS,
+        "s3": S3,
+        "benchmarks": BENCHMARKS,
+        "dev": DEV,
+    },
 )

@@ -69,7 +69,8 @@ def plain(config: TrainConfig) -> Iterator[Any]:
     def example(number: Any, serialized: Any) -> dict[str, Any]:
         record = tf.io.parse_single_example(serialized, features)
         place = {"epoch": tf.constant(0, tf.int64), "ordinal": number, "occurrence": tf.constant(0, tf.int64)}
-        return {"image": inputs.for_training(record | place, config), "label": record["label"]}
+        drawn = inputs.draw(place, config)
+        return {"image": inputs.for_training(record | place | drawn, config), "label": record["label"]}
 
     files = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).repeat()
     records = files.interleave(

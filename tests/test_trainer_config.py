@@ -351,6 +351,13 @@ def test_geometry(resize: dict[str, Any], values: dict[str, Any], expected: tupl
 
 
 @pytest.mark.parametrize(
+    ("encode", "expected"), [({"format": "jpeg"}, True), ({"format": "original"}, False), ({}, False)]
+)
+def test_only_jpegs_are_known_from_the_build(encode: dict[str, str], expected: bool) -> None:
+    assert find_geometry(make_config(""), {"image": STORED_8["image"] | {"encode": encode}}).only_jpegs is expected
+
+
+@pytest.mark.parametrize(
     ("resize", "values", "message"),
     [
         ({"mode": "none"}, {}, "model.image_size is not set and the dataset's pictures"),

@@ -1,5 +1,7 @@
 """The records that tf.data delivers are those of `shards.order`, on any number of workers and from any step."""
 
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,47 @@ def test_a_record_changes_with_the_epoch(config: TrainConfig) -> None:
     twice = [pair for pair in seen.values() if len(pair) == 2]
     assert len(twice) > 30
     assert sum(not np.array_equal(one, other) for one, other in twice) > len(twice) / 2
+
+
+MEASURE = """
+import sys
+from itertools import islice
+from pathlib import Path
+from trainer_data import make_config
+from trainer.reading.dataset import Share, training_dataset
+from trainer.reading.source import open_source
+from trainer.running.strategy import keep_freed_memory
+
+keep_freed_memory()
+dataset, window, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+config = make_config(dataset, global_batch=40, input__lanes=4, input__shuffle_records=window)
+share = Share(worker=0, workers=1, batch=40, threads=2)
+batches = iter(training_dataset(config, open_source(config), share, start_step=0))
+for _ in islice(batches, steps):
+    pass
+status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+print(int(status["VmHWM"].split()[0]) * 1024)
+"""
+
+
+def peak_memory(dataset: Path, *, window: int, steps: int) -> int:
+    """The most bytes that a process needs that reads so many batches of 40."""
+    command = [sys.executable, "-c", MEASURE, str(dataset), str(window), str(steps)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    return int(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_window(tmp_path: Path) -> None:
+    pictures, steps = random_pictures(40, size=(96, 96)), 400
+    stored = {"shards": 8, "resize": {"mode": "exact", "size": 96}}
+    small = write_dataset(tmp_path / "small", {"train": pictures * 4}, **stored)
+    large = write_dataset(tmp_path / "large", {"train": pictures * 200}, **stored)
+    size = sum(shard.stat().st_size for shard in large.glob("train/*.tfrecord"))
+    assert size > 150e6
+    base = peak_memory(small, window=160, steps=steps)
+    assert peak_memory(large, window=160, steps=steps) < base + size / 3
+    assert peak_memory(large, window=8000, steps=steps) > base + size  # so the measure sees records that are held
 
 
 def test_truncated_shard_is_noticed(config: TrainConfig, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from trainer_data import MEAN, STD, encode, write_transform
 
 from trainer.reading.augment import prepare_training
+from trainer.reading.crops import draw_windows
 from trainer.reading.images import decode, fit, prepare
 from trainer.reading.seeds import record_seed
 from trainer.reading.settings import AugmentConfig
@@ -138,6 +139,46 @@ def test_jpeg_crop_is_the_same_window() -> None:
             np.abs(whole[y : y + 32, x : x + 32] - window.astype(int)).max() for y in range(9) for x in range(29)
         ]
         assert min(differences) <= 3
+
+
+@pytest.mark.parametrize("only_jpegs", [True, False])
+def test_windows_are_cut_where_they_were_drawn(only_jpegs: bool) -> None:
+    geometry = Geometry(mode="exact", box=(40, 60), size=(32, 33), only_jpegs=only_jpegs)
+    jpeg = encode(smooth(40, 60), "JPEG")
+    whole = tf.io.decode_jpeg(jpeg, channels=3).numpy().astype(int)
+    for ordinal, picture in enumerate(many(jpeg, AugmentConfig(crop=True), geometry=geometry)):
+        top, left = corner(ordinal, geometry)
+        assert np.abs(whole[top : top + 32, left : left + 33] - picture).max() <= 2
+    if not only_jpegs:
+        for ordinal, picture in enumerate(many(encode(whole), AugmentConfig(crop=True), geometry=geometry)):
+            top, left = corner(ordinal, geometry)
+            np.testing.assert_array_equal(whole[top : top + 32, left : left + 33], picture)
+
+
+def corner(ordinal: int, geometry: Geometry) -> tuple[int, int]:
+    drawn = draw_windows(record_seed(5, epoch=0, ordinal=ordinal), geometry)
+    return int(drawn["window"][0]), int(drawn["window"][1] + drawn["begin"][1] // 3)
+
+
+def test_windows_drawn_for_many_records_are_those_drawn_for_each() -> None:
+    geometry = Geometry(mode="exact", box=(40, 60), size=(32, 33))
+    ordinals = tf.range(200, dtype=tf.int64)
+    zeros = tf.zeros_like(ordinals)
+    drawn = draw_windows(record_seed(5, epoch=zeros, ordinal=ordinals, occurrence=zeros), geometry)
+    for number in (0, 7, 199):
+        one = draw_windows(record_seed(5, epoch=0, ordinal=number), geometry)
+        assert {name: values[number].numpy().tolist() for name, values in drawn.items()} == {
+            name: value.numpy().tolist() for name, value in one.items()
+        }
+    top, first, height, width = drawn["window"].numpy().T
+    row, skipped = drawn["begin"].numpy().T
+    left = first + skipped // 3
+    assert (set(top), set(left)) == (set(range(9)), set(range(28)))
+    assert set(row) == {0}
+    assert set(height) == {32}
+    assert (first % 16 == 0).all()
+    assert ((width % 16 == 0) | (first + width == 60)).all()
+    assert (left + 33 <= first + width).all()
 
 
 def test_augmentation_depends_on_epoch_and_record() -> None:

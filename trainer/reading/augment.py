@@ -7,13 +7,15 @@ from typing import Any
 
 from trainer.reading.colours import random_colours
 from trainer.reading.crops import (
+    cut_window,
+    draw_windows,
     random_cutout,
     random_flip,
     random_resized_window,
     random_shift,
     random_vertical_flip,
-    random_window,
 )
+from trainer.reading.images import decode, fit
 from trainer.reading.policy import random_policy
 from trainer.reading.settings import AugmentConfig, ColourConfig
 from trainer.reading.source import Geometry
@@ -21,12 +23,19 @@ from trainer.reading.source import Geometry
 Tensor = Any
 
 
-def prepare_training(data: Tensor, geometry: Geometry, config: AugmentConfig, *, seed: Tensor) -> Tensor:
-    """Encoded bytes as the model's uint8 input, changed at random as `config` says."""
+def prepare_training(
+    data: Tensor, geometry: Geometry, config: AugmentConfig, *, seed: Tensor, drawn: dict[str, Tensor] | None = None
+) -> Tensor:
+    """Encoded bytes as the model's uint8 input, changed at random as `config` says.
+
+    `drawn` is what `draw_windows` gives for the seed, if that has been done already.
+    """
     if config.resized_crop:
         picture = random_resized_window(data, geometry.size, config.resized_crop, seed=seed)
+    elif geometry.box != geometry.size:
+        picture = cut_window(data, drawn or draw_windows(seed, geometry), geometry)
     else:
-        picture = random_window(data, geometry, seed=seed)
+        picture = fit(decode(data), geometry.mode, box=geometry.box)
     return augment(picture, config, seed=seed)
 
 

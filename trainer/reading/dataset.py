@@ -69,7 +69,7 @@ def training_dataset(config: TrainConfig, source: Source, share: Share, *, start
         drawn = draw_mix(config, seed=seed_of(record, config.seed), form=source.form)
         return {inputs.feature: inputs.for_training(record, config)} | drawn
 
-    salvage = _salvage(config, source, split.name, prepare)
+    salvage = _salvage(config, source, split.name, prepare, draw=lambda places: inputs.draw(places, config))
     blocks = _read(_training_plan(config, split, share, start_step), share, salvage, longest=config.input.run)
     return _batches(blocks, salvage, share, prefetch=config.input.prefetch)
 
@@ -121,7 +121,14 @@ def _evaluation_plan(split: Split, share: Share, *, worker_batch: int) -> Plan:
     return plan
 
 
-def _salvage(config: TrainConfig, source: Source, split: str, prepare: Callable[[Record], Record]) -> Salvage:
+def _salvage(
+    config: TrainConfig,
+    source: Source,
+    split: str,
+    prepare: Callable[[Record], Record],
+    *,
+    draw: Callable[[Record], Record] = lambda _: {},
+) -> Salvage:
     task, columns, local = make_task(source), Columns(source.columns), local_split(config, source, split)
 
     def example(record: Record) -> Record:
@@ -131,15 +138,19 @@ def _salvage(config: TrainConfig, source: Source, split: str, prepare: Callable[
             | {
                 task.feature: task.target(record[task.feature]),
                 "ordinal": record["ordinal"],
-                "fingerprint": fingerprint(record["key"]),
+                "fingerprint": record["fingerprint"],
             }
         )
 
-    return Salvage(local, config.faults.bad_record, _parser(record_features(source)), make=example)
+    return Salvage(local, config.faults.bad_record, _parser(record_features(source)), make=example, draw=draw)
 
 
 def _parser(features: Features) -> Callable[[Tensor], Record]:
-    return lambda serialized: parse_records(serialized, features | KEY)
+    def parse(serialized: Tensor) -> Record:
+        records = parse_records(serialized, features | KEY)
+        return records | {"fingerprint": fingerprint(records["key"])}
+
+    return parse
 
 
 def _read(plan: Plan, share: Share, salvage: Salvage, *, longest: int) -> Dataset:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.reading.augment import prepare_training
+from trainer.reading.crops import draw_windows
 from trainer.reading.images import place, prepare
 from trainer.reading.raw import decode_raw
 from trainer.reading.seeds import seed_of
@@ -42,6 +43,10 @@ class Inputs(ABC):
     @abstractmethod
     def prepared(self) -> Any:
         """The same as the network takes it, before the dataset's transform."""
+
+    def draw(self, records: Record, config: TrainConfig) -> Record:
+        """What is drawn for many records at once, because one after another costs too much."""
+        return {}
 
     @abstractmethod
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
@@ -84,9 +89,16 @@ class PictureInputs(Inputs):
         """Decoded pictures of the model's size."""
         return tf.TensorSpec([None, *self.geometry.size, 3], tf.uint8, name="pixels")
 
+    def draw(self, records: Record, config: TrainConfig) -> Record:
+        """The windows of pictures that are larger than the model's input."""
+        if self.geometry.box == self.geometry.size:
+            return {}
+        return draw_windows(seed_of(records, config.seed), self.geometry)
+
     def for_training(self, record: Record, config: TrainConfig) -> Tensor:
         """The picture, changed by (seed, epoch, record) alone."""
-        return prepare_training(record["image"], self.geometry, config.augment, seed=seed_of(record, config.seed))
+        seed, drawn = seed_of(record, config.seed), record if "window" in record else None
+        return prepare_training(record["image"], self.geometry, config.augment, seed=seed, drawn=drawn)
 
     def for_evaluation(self, record: Record) -> Tensor:
         """The picture without anything random."""

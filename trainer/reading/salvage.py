@@ -26,6 +26,7 @@ Tensor = Any
 Dataset = Any
 Record = dict[str, Tensor]  # of a block: each tensor holds its records along the first axis
 PLACE = ("ordinal", "occurrence", "epoch")  # what decides, with the bytes of a record, what becomes of it
+IN_FLIGHT = 2  # records for each thread, so that the next is there when one is done
 REMEDY = "see all damage with `python -m shards verify`, mend it with `python -m pipelines repair`"
 
 
@@ -34,12 +35,14 @@ class Salvage:
     """Gets what can be had of a split's blocks.
 
     `parse` makes features of serialized examples, `make` what a batch holds of one record: both decide what is damaged.
+    `draw` adds what is drawn by chance for all records of a block at once.
     """
 
     split: Split
     policy: BadRecord | None  # None: stop, where there is no such setting
     parse: Callable[[Tensor], Record]
     make: Callable[[Record], Record] = lambda _: {}
+    draw: Callable[[Record], Record] = lambda _: {}
     _told: set[int] = field(default_factory=set)
 
     def records(self, read: Callable[[Record], Dataset], block: Record) -> Dataset:
@@ -63,9 +66,11 @@ class Salvage:
 
     def _batches(self, records: Record, *, size: int, threads: int) -> Dataset:
         """Batches with the places of their records in the block."""
-        numbered = tf.data.Dataset.from_tensor_slices(records).enumerate()
-        made = numbered.map(
-            lambda number, record: (number, self._example(record)), num_parallel_calls=threads, deterministic=True
+        numbers = tf.range(tf.shape(records["ordinal"], tf.int64)[0])
+        made = tf.data.Dataset.from_tensor_slices((numbers, records)).map(
+            lambda number, record: (number, self._example(record)),
+            num_parallel_calls=IN_FLIGHT * threads,
+            deterministic=True,
         )
         return made.batch(size, drop_remainder=True)
 
@@ -78,7 +83,8 @@ class Salvage:
         known = {name: block[name] for name in PLACE}
         weight = block["weight"] * (1.0 - damage)
         skipped = tf.sign(block["weight"]) * damage  # copies that fill a batch up were not going to count
-        return self.parse(serialized) | known | {"weight": weight, "skipped": skipped, "damaged": damage}
+        counts = {"weight": weight, "skipped": skipped, "damaged": damage}
+        return self.parse(serialized) | known | self.draw(known) | counts
 
     def _examined(self, block: Record) -> Dataset:
         def examine(chosen: Record) -> Record:

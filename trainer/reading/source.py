@@ -29,12 +29,14 @@ INDEXES_IN_MEMORY = 1024
 class Geometry:
     """How a picture of any size becomes the model's input of `size` (height, width).
 
-    The picture is first brought to `box` by `mode`; a `box` larger than `size` then loses its margins.
+    The picture is first brought to `box` by `mode`; a `box` larger than `size` then loses its margins. `only_jpegs`
+    says that the build stored nothing but JPEGs, so that nobody needs to look.
     """
 
     mode: str
     box: tuple[int, int]
     size: tuple[int, int]
+    only_jpegs: bool = False
 
     def __str__(self) -> str:
         """Reads like `pictures of 32x32`."""
@@ -277,7 +279,8 @@ def find_rows(config: TrainConfig, stored: FeatureEntry) -> Rows:
 
 def find_geometry(config: TrainConfig, settings: Mapping[str, Any]) -> Geometry:
     """The input geometry from the config and the build settings in the manifest."""
-    resize = (settings.get("image") or {}).get("resize") or {}
+    image = settings.get("image") or {}
+    resize = image.get("resize") or {}
     mode, stored = resize.get("mode", "none"), stored_box(resize)
     size = config.model.image_size or stored
     if size is None:
@@ -289,7 +292,9 @@ def find_geometry(config: TrainConfig, settings: Mapping[str, Any]) -> Geometry:
         raise UsageError(f"augment.shift {config.augment.shift} is more than the picture's side, {min(size)} pixels")
     # Pictures stored with their ratio kept can fill a batch only when the longer side is cropped.
     fit_mode = mode if stored else "center_crop"
-    return Geometry(mode=fit_mode, box=_crop_box(stored, size) if config.augment.crop else size, size=size)
+    only_jpegs = (image.get("encode") or {}).get("format") == "jpeg"
+    box = _crop_box(stored, size) if config.augment.crop else size
+    return Geometry(mode=fit_mode, box=box, size=size, only_jpegs=only_jpegs)
 
 
 def stored_box(resize: Mapping[str, Any]) -> tuple[int, int] | None:
