@@ -42,6 +42,16 @@ setattr(owner, name, sabotaged)
 from trainer.__main__ import _leave, main
 _leave(main(arguments))
 """
+# Runs the trainer with a shorter wait for the cluster to form.
+HASTY = """
+import sys
+from trainer.quiet import import_tensorflow
+import_tensorflow()
+from trainer.running import peers
+peers.FORMING_SECONDS = 5.0
+from trainer.__main__ import _leave, main
+_leave(main(sys.argv[1:]))
+"""
 PATIENCE = 120  # seconds; only a hang takes as long, even on a busy machine
 Process = "subprocess.Popen[str]"
 
@@ -62,6 +72,11 @@ def start(*arguments: str, environment: dict[str, str] | None = None, prefix: Se
 def start_saboteur(place: str, nth: int, harm: str, *arguments: str, environment: dict[str, str]) -> Any:
     """The same, but with harm done to itself."""
     return _start([sys.executable, "-c", SABOTEUR, place, str(nth), harm, *arguments], environment)
+
+
+def start_hasty(*arguments: str, environment: dict[str, str]) -> Any:
+    """The same, but it does not wait long for the cluster to form."""
+    return _start([sys.executable, "-c", HASTY, *arguments], environment)
 
 
 def _start(command: list[str], environment: dict[str, str] | None) -> Any:

@@ -19,6 +19,7 @@ from crews import (
     last_step,
     metrics,
     start,
+    start_hasty,
     start_saboteur,
     wait_for_death,
     wait_until,
@@ -92,6 +93,23 @@ def test_a_worker_that_never_comes_is_named(dataset: Path, tmp_path: Path) -> No
     text = finish(start("train", config, "--wait-for-workers", "2", environment=environment), code=75)
     assert "error: not all workers have come within 2 s: worker 0 (127.0.0.1:1): " in text
     assert "check the addresses in TF_CONFIG and the firewall; --wait-for-workers SECONDS waits longer" in text
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_dies_while_the_cluster_forms_leaves_nobody_waiting(
+    victim: int, dataset: Path, tmp_path: Path
+) -> None:
+    config = str(write_config(tmp_path / "c.yaml", dataset, tmp_path / "run"))
+    environments = cluster_environments(2)
+    place = "trainer.running.peers:open_workplace"
+    lost = start_saboteur(place, 1, "SIGKILL", "train", config, environment=environments[victim])
+    other = start_hasty("train", config, environment=environments[1 - victim])
+    try:
+        # TensorFlow waits in C++ and lets Python do nothing, not even say a word.
+        finish(other, code=-signal.SIGALRM)
+    finally:
+        end(lost, other)
+    assert lost.returncode == -signal.SIGKILL
 
 
 def test_a_worker_with_another_config_is_refused(dataset: Path, tmp_path: Path) -> None:

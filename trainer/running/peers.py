@@ -22,7 +22,7 @@ from trainer.running.strategy import Workplace, check_strategy, open_workplace
 LOST_PEER = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError)
 ABORTED = "Collective ops is aborted by"  # whatever TensorFlow calls the reason, it lies with another worker
 UNHEALTHY = re.compile(r"^/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)$", re.MULTILINE)
-FORMING_SECONDS = 60.0
+FORMING_SECONDS = 120.0  # enough for slow devices to wake
 
 
 @contextmanager
