@@ -191,7 +191,7 @@ def test_a_signal_while_starting_ends_at_once(dataset: Path, tmp_path: Path) -> 
     assert "training small_cnn" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     text = finish(process, code=75)
-    assert text == "error: stopped on request; there was nothing to save, and the same command starts again\n"
+    assert text.endswith("error: stopped on request; there was nothing to save, and the same command starts again\n")
 
 
 def test_no_worker_outlives_its_supervisor(dataset: Path, tmp_path: Path) -> None:
@@ -212,9 +212,8 @@ def _harm_at_random(process: Any, output: Path, *, kills: int, seed: int) -> lis
         pids = wait_until(partial(_new_workers, process.pid, known), process)
         index, harm = generator.randrange(2), generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
         if generator.random() < 0.7:
-            begun = last_step(output)
-            wait_until(partial(_is_training, pids, output, begun), process)
-        time.sleep(generator.uniform(0, 3))
+            wait_until(partial(_has_come_to, last_step(output) + generator.randrange(1, 100), pids, output), process)
+        time.sleep(generator.uniform(0, 2))
         known |= set(pids)
         if all(map(alive, pids)):
             os.kill(pids[index], harm)
@@ -228,8 +227,8 @@ def _new_workers(supervisor: int, known: set[int]) -> list[int]:
     return found if len(found) == 2 else []
 
 
-def _is_training(pids: list[int], output: Path, begun: int) -> bool:
-    return last_step(output) != begun or not all(map(alive, pids))
+def _has_come_to(step: int, pids: list[int], output: Path) -> bool:
+    return last_step(output) >= step or not all(map(alive, pids))
 
 
 @pytest.mark.timeout(900 + 180 * KILLS)

@@ -7,7 +7,6 @@ instruction. So the C half of Python's handler, which runs at once, writes to a 
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ class Summons:
         self._turn = threading.Lock()
         self._ear, self._mouth = os.pipe()
         os.set_blocking(self._mouth, False)
+        self._errors = os.dup(2)  # while TensorFlow is imported, stderr leads nowhere
 
     def attach(self, leaving: Any) -> None:
         """From now on the first signal sets the variable `leaving` to 1, which the training steps read."""
@@ -53,16 +53,23 @@ class Summons:
     def hush(self) -> None:
         """Ends `hear`."""
         os.write(self._mouth, bytes([_HUSH]))
+        os.close(self._errors)
 
     def _heed(self, number: signal.Signals) -> None:
         with self._turn:
             if self.heard:
-                _end(number, "stopped at once by a second signal; the same command resumes from the last checkpoint")
+                self._end(
+                    number, "stopped at once by a second signal; the same command resumes from the last checkpoint"
+                )
             if self._leaving is None:
-                _end(number, "stopped on request; there was nothing to save, and the same command starts again")
+                self._end(number, "stopped on request; there was nothing to save, and the same command starts again")
             self.heard = number
             self._leaving.assign(1.0)
         print(f"{number.name}: saving after this step; a second signal ends at once", flush=True)
+
+    def _end(self, number: signal.Signals, text: str) -> NoReturn:
+        os.write(self._errors, f"error: {text}\n".encode())
+        os._exit(INTERRUPTED if number == signal.SIGINT else RESTART)
 
 
 @contextmanager
@@ -103,8 +110,3 @@ def _die_with(parent: int) -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was told
         os._exit(RESTART)
-
-
-def _end(reason: signal.Signals, text: str) -> NoReturn:
-    print(f"error: {text}", file=sys.stderr, flush=True)
-    os._exit(INTERRUPTED if reason == signal.SIGINT else RESTART)
