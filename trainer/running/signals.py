@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from shards.errors import INTERRUPTED, RESTART, Interrupted, RestartMe
@@ -68,7 +68,8 @@ class Summons:
         print(f"{number.name}: saving after this step; a second signal ends at once", flush=True)
 
     def _end(self, number: signal.Signals, text: str) -> NoReturn:
-        os.write(self._errors, f"error: {text}\n".encode())
+        with suppress(OSError):  # nobody may be listening any more
+            os.write(self._errors, f"error: {text}\n".encode())
         os._exit(INTERRUPTED if number == signal.SIGINT else RESTART)
 
 
