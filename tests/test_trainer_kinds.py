@@ -85,7 +85,8 @@ def test_rows_are_learnt(trained: Trained) -> None:
 def test_metrics_have_the_names_of_their_kind(trained: Trained) -> None:
     lines = [json.loads(line) for line in (Path(trained.config.output) / "metrics.jsonl").read_text().splitlines()]
     score = {"single": "accuracy", "multi": "exact_match", "regression": "mae"}[trained.kind]
-    assert list(lines[0]) == ["split", "step", "epoch", "loss", score, "learning_rate", "rows_per_second"]
+    means = ["loss", score, "learning_rate", "rows_per_second", "waiting", "skipped_examples"]
+    assert list(lines[0]) == ["split", "step", "epoch", *means]
     judged = {
         "single": ["accuracy", "macro_f1", "ece"],
         "multi": ["f1", "precision", "recall", "macro_f1", "map", score],
